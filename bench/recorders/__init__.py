@@ -1,0 +1,1 @@
+"""Samplers of device, host and allocator state."""

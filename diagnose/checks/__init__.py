@@ -1,0 +1,1 @@
+"""Preflight checks, each a function from facts to findings."""

@@ -1,0 +1,1 @@
+"""Explanation rules as data."""

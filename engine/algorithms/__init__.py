@@ -1,0 +1,1 @@
+"""Engines for one objective each, thin over FSDPEngine."""

@@ -1,0 +1,1 @@
+"""From padded batches to balanced, packed micro-batches and back."""

@@ -1,0 +1,1 @@
+"""Typed configuration; imports neither torch nor anything above it."""

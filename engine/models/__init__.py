@@ -1,0 +1,1 @@
+"""What is known of model families, and how models are found, built and headed."""

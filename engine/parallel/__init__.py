@@ -1,0 +1,1 @@
+"""How a model is spread over ranks: meshes, tensor and context parallelism, FSDP2."""

@@ -1,0 +1,1 @@
+"""Spans of a training step and their export."""

@@ -1,0 +1,29 @@
+"""Logging of the package: one logger tree, warnings said once, nothing configured at import."""
+
+from __future__ import annotations
+
+import logging
+
+_warned: set[str] = set()  # messages already given by `warn_once` in this process
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module; pass `__name__`."""
+    return logging.getLogger(name)
+
+
+def warn_once(logger: logging.Logger, message: str) -> None:
+    """Log a warning the first time this message is seen in the process."""
+    if message not in _warned:
+        _warned.add(message)
+        logger.warning(message)
+
+
+def configure_logging(rank: int = 0, level: int = logging.INFO) -> None:
+    """Send the package's records to standard error, tagged with the rank; for command-line use only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"%(asctime)s [rank{rank}] %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("fsdpbench")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,1 @@
+"""Renders records and findings; measures nothing, decides nothing."""
