@@ -1,0 +1,33 @@
+"""The pool: right sums, reused workers, errors with tracebacks, recovery after a death or a hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed.pool import run_on_ranks
+
+CHECKS = "tests.distributed.payloads.pool_checks"
+
+
+def test_workers_are_reused_over_world_sizes():
+    two = run_on_ranks(f"{CHECKS}:sum_ranks", 2, offset=10)
+    three = run_on_ranks(f"{CHECKS}:sum_ranks", 3)
+    assert [value for value, _ in two] == [21, 21]
+    assert [value for value, _ in three] == [3, 3, 3]
+    assert [pid for _, pid in two] == [pid for _, pid in three][:2]
+
+
+def test_an_error_names_the_rank_and_the_next_call_works():
+    with pytest.raises(AssertionError, match=r"rank 1: .*planned failure"):
+        run_on_ranks(f"{CHECKS}:fail_on", 2, failing_rank=1)
+    assert run_on_ranks(f"{CHECKS}:sum_ranks", 2)[0][0] == 1
+
+
+def test_a_death_is_reported():
+    with pytest.raises(AssertionError, match="the worker process died"):
+        run_on_ranks(f"{CHECKS}:die", 2)
+
+
+def test_a_hang_ends_at_the_time_limit():
+    with pytest.raises(AssertionError, match=r"no answer from \[0, 1\]"):
+        run_on_ranks(f"{CHECKS}:sleep", 2, seconds=60, timeout_seconds=0.5)
