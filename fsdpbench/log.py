@@ -20,9 +20,10 @@ def warn_once(logger: logging.Logger, message: str) -> None:
 
 
 def configure_logging(rank: int = 0, level: int = logging.INFO) -> None:
-    """Send the package's records to standard error, tagged with the rank; for command-line use only."""
+    """Send the package's records to standard error, tagged with the rank; for commands only."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(f"%(asctime)s [rank{rank}] %(levelname)s %(name)s: %(message)s"))
+    style = f"%(asctime)s [rank{rank}] %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(logging.Formatter(style))
     logger = logging.getLogger("fsdpbench")
     logger.handlers[:] = [handler]
     logger.setLevel(level)

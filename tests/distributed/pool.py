@@ -1,8 +1,9 @@
 """A pool of worker processes that every distributed test shares.
 
-Importing torch and transformers costs seconds, so workers live as long as the test run; each call gets a
-fresh default process group over the first `world_size` of them. A call that fails or outlives its time
-limit ends the workers it used (a peer may be stuck in a collective) and the next call starts new ones.
+Importing torch and transformers costs seconds, so workers live as long as the test run; each call
+gets a fresh default process group over the first `world_size` of them. A call that fails or outlives
+its time limit ends the workers it used (a peer may be stuck in a collective); the next call starts
+new ones.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ class WorkerPool:
             self._discard(world_size)
             unanswered = sorted(ranks.values())
             report = "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(errors.items()))
-            message = f"{target} on {world_size} ranks failed; no answer from {unanswered}\n{report}"
+            message = (
+                f"{target} on {world_size} ranks failed; no answer from {unanswered}\n{report}"
+            )
             raise AssertionError(message)
         return [results[rank] for rank in range(world_size)]
 

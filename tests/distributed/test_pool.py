@@ -1,4 +1,4 @@
-"""The pool: right sums, reused workers, errors with tracebacks, recovery after a death or a hang."""
+"""The pool: right sums, reused workers, errors with tracebacks, recovery after a death."""
 
 from __future__ import annotations
 
