@@ -1,0 +1,174 @@
+"""Parallel degrees and the backend string that spells them (`fsdp:d4c2t1`).
+
+Only arithmetic over the degrees lives here; what the world size or the model adds is in
+`fsdpbench.engine.topology`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpbench.engine.config.strict import Count, StrictModel, rule
+from fsdpbench.errors import ConfigError, Violation
+
+ENGINE_SELECTION = {
+    "moe": "mixture-of-experts models need an Archon-like engine",
+    "pipeline": "pipeline parallelism needs a Megatron-like engine",
+}
+# letter of the backend string -> field; the order is the one in which strings are written
+AXIS_LETTERS = {
+    "d": "data_parallel_size",
+    "p": "pipeline_parallel_size",
+    "c": "context_parallel_size",
+    "t": "tensor_parallel_size",
+    "e": "expert_parallel_size",
+}
+ENGINES = ("fsdp",)
+
+
+class ParallelStrategy(StrictModel):
+    """Degrees of the parallel axes; the expert axes fold into the others."""
+
+    tensor_parallel_size: Count = 1
+    """Ranks that share each weight matrix; 1 disables tensor parallelism."""
+    pipeline_parallel_size: Count = 1
+    """Stages that the layers are cut into; 1 disables pipeline parallelism."""
+    data_parallel_size: Count = 1
+    """Groups of ranks that see different sequences; weights are sharded over them."""
+    context_parallel_size: Count = 1
+    """Ranks that share each sequence; 1 disables context parallelism."""
+    expert_parallel_size: Count = 1
+    """Ranks that share the experts of a mixture-of-experts layer; 1 disables it."""
+    expert_tensor_parallel_size: Count = 1
+    """Ranks that share each expert's matrices; used when expert_parallel_size > 1."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all; expert degrees reuse ranks of the other axes."""
+        return self.dp_size * self.cp_size * self.tp_size * self.pp_size
+
+    @property
+    def tp_size(self) -> int:
+        """Short for tensor_parallel_size."""
+        return self.tensor_parallel_size
+
+    @property
+    def pp_size(self) -> int:
+        """Short for pipeline_parallel_size."""
+        return self.pipeline_parallel_size
+
+    @property
+    def dp_size(self) -> int:
+        """Short for data_parallel_size."""
+        return self.data_parallel_size
+
+    @property
+    def cp_size(self) -> int:
+        """Short for context_parallel_size."""
+        return self.context_parallel_size
+
+    @rule(
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "context_parallel_size",
+        "expert_parallel_size",
+        "expert_tensor_parallel_size",
+    )
+    def _experts_divide_the_world(self) -> Violation | None:
+        if self.expert_parallel_size == 1:
+            return None
+        ranks = self.pp_size * self.expert_tensor_parallel_size * self.expert_parallel_size
+        if self.world_size % ranks == 0:
+            return None
+        return Violation(
+            "expert_parallel_size",
+            str(self.expert_parallel_size),
+            f"the world of {self.world_size} ranks must be divisible by pipeline_parallel_size "
+            f"{self.pp_size} x expert_tensor_parallel_size {self.expert_tensor_parallel_size} x "
+            f"expert_parallel_size {self.expert_parallel_size} = {ranks}",
+            "change one of the degrees",
+        )
+
+
+class FSDPParallelStrategy(ParallelStrategy):
+    """What the FSDP engine runs: tensor, data and context axes; the others stay 1."""
+
+    @rule("pipeline_parallel_size")
+    def _no_pipeline(self) -> Violation | None:
+        if self.pipeline_parallel_size == 1:
+            return None
+        return Violation(
+            "pipeline_parallel_size",
+            str(self.pipeline_parallel_size),
+            f"the FSDP engine has no pipeline: {ENGINE_SELECTION['pipeline']}",
+            "set it to 1 and use data_parallel_size, tensor_parallel_size or fsdp.offload_params",
+        )
+
+    @rule("expert_parallel_size", "expert_tensor_parallel_size")
+    def _no_experts(self) -> Violation | None:
+        for name in ("expert_parallel_size", "expert_tensor_parallel_size"):
+            if getattr(self, name) > 1:
+                return Violation(
+                    name,
+                    str(getattr(self, name)),
+                    f"the FSDP engine trains dense models: {ENGINE_SELECTION['moe']}",
+                    "set it to 1",
+                )
+        return None
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A parsed backend string."""
+
+    engine: str
+    strategy: FSDPParallelStrategy
+
+
+def parse_backend(text: str) -> Backend:
+    """Read `fsdp:d4c2t1`; a letter left out means 1, `p` and `e` may only be 1."""
+    engine, colon, axes = text.partition(":")
+    if not colon or engine not in ENGINES:
+        raise _refuse(text, 0, f"must start with {' or '.join(f'{e}:' for e in ENGINES)}")
+    if not axes:
+        raise _refuse(text, len(text), "names no degree")
+    sizes: dict[str, int] = {}
+    position = len(engine) + 1
+    while position < len(text):
+        letter, start = text[position], position
+        if letter not in AXIS_LETTERS:
+            raise _refuse(text, position, f"{letter!r} is no axis; use {', '.join(AXIS_LETTERS)}")
+        position += 1
+        digits = position
+        while position < len(text) and text[position].isascii() and text[position].isdigit():
+            position += 1
+        if digits == position or int(text[digits:position]) < 1:
+            raise _refuse(text, digits, f"axis {letter!r} needs a degree of 1 or more")
+        if AXIS_LETTERS[letter] in sizes:
+            raise _refuse(text, start, f"axis {letter!r} is given twice")
+        sizes[AXIS_LETTERS[letter]] = int(text[digits:position])
+    return Backend(engine, FSDPParallelStrategy(**sizes))
+
+
+def format_backend(strategy: ParallelStrategy, engine: str = "fsdp") -> str:
+    """Write the string that `parse_backend` reads back; `p` and `e` appear only above 1."""
+    parts = [
+        f"{letter}{getattr(strategy, name)}"
+        for letter, name in AXIS_LETTERS.items()
+        if letter in "dct" or getattr(strategy, name) > 1
+    ]
+    return f"{engine}:{''.join(parts)}"
+
+
+def _refuse(text: str, position: int, problem: str) -> ConfigError:
+    return ConfigError(
+        [
+            Violation(
+                "backend",
+                repr(text),
+                f"at position {position}: {problem}",
+                "write fsdp:d<data>c<context>t<tensor>, for example fsdp:d4c2t1",
+            )
+        ]
+    )

@@ -1,0 +1,225 @@
+"""The base of every configuration class: frozen, no unknown key, all violations at once.
+
+A failed construction, direct or through a parent, raises one `ConfigError` that holds every broken
+field and every broken rule with its dotted path. Rules are methods marked with `@rule(fields...)`: a
+rule still speaks when other fields are wrong, and keeps silent when a field that it reads is wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+
+from fsdpbench.errors import ConfigError, Violation
+
+# YAML and Python give typed scalars, so "3" or true never stands for a number here.
+Flag = StrictBool
+Integer = StrictInt
+Count = Annotated[StrictInt, Field(ge=1)]
+NonNegativeInt = Annotated[StrictInt, Field(ge=0)]
+Real = Annotated[float, Field(strict=True)]
+NonNegative = Annotated[float, Field(strict=True, ge=0)]
+Positive = Annotated[float, Field(strict=True, gt=0)]
+Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
+BelowOne = Annotated[float, Field(strict=True, ge=0, lt=1)]
+
+RuleMethod = TypeVar("RuleMethod", bound=Callable[[Any], Violation | None])
+
+
+def rule(*reads: str) -> Callable[[RuleMethod], RuleMethod]:
+    """Mark a method as a rule over the dotted field paths it reads; it returns a Violation or None."""
+
+    def mark(method: RuleMethod) -> RuleMethod:
+        method.rule_reads = reads  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class StrictModel(BaseModel):
+    """Frozen pydantic model whose every failure is a `ConfigError`."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+    rules: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Collect the names of the rules, the parents' first."""
+        names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+        cls.rules = tuple(name for name in names if hasattr(getattr(cls, name, None), "rule_reads"))
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            violations = _list_violations(type(self), error)
+            raise ConfigError(violations + _judge_the_rest(type(self), data, violations)) from None
+        broken = _apply_rules(self)
+        if broken:
+            raise ConfigError(broken)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **kwargs: Any) -> Self:
+        """Build from a mapping; an instance is returned as it is."""
+        if isinstance(obj, cls):
+            return obj
+        if not isinstance(obj, Mapping):
+            raise ConfigError([Violation(cls.__name__, repr(obj), "must be a mapping of fields")])
+        wrong = [key for key in obj if not isinstance(key, str)]
+        if wrong:
+            raise ConfigError(
+                [Violation(repr(key), "", "field names are strings") for key in wrong]
+            )
+        return cls(**obj)
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Self:
+        """Rebuild with values set at dotted paths; the result passes every check again."""
+        data = self.model_dump(exclude_unset=True)
+        for path, value in changes.items():
+            set_path(data, path, value)
+        return type(self)(**data)
+
+
+def set_path(data: dict[str, Any], path: str, value: Any) -> None:
+    """Set a value in nested dicts; dicts that are missing (or null) on the way are made."""
+    *parents, last = path.split(".")
+    node = data
+    for depth, name in enumerate(parents):
+        child = node.get(name)
+        if child is None:
+            child = node[name] = {}
+        elif not isinstance(child, dict):
+            where = ".".join(parents[: depth + 1])
+            raise ConfigError([Violation(path, repr(value), f"{where} holds no fields")])
+        node = child
+    node[last] = value
+
+
+def field_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every leaf field of a model class."""
+    for name, field in model.model_fields.items():
+        nested = nested_model(field.annotation)
+        if nested is None:
+            yield prefix + name
+        else:
+            yield from field_paths(nested, f"{prefix}{name}.")
+
+
+def nested_model(annotation: Any) -> type[BaseModel] | None:
+    """Return the model class of a field type (`X` or `X | None`), None for a leaf field."""
+    for choice in (annotation, *get_args(annotation)):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
+
+
+def _apply_rules(model: StrictModel, tainted: Sequence[str] = ()) -> list[Violation]:
+    found = []
+    for name in model.rules:
+        method = getattr(model, name)
+        if any(_overlaps(path, bad) for path in method.rule_reads for bad in tainted):
+            continue
+        violation = method()
+        if violation is not None:
+            found.append(violation)
+    return found
+
+
+def _overlaps(path: str, other: str) -> bool:
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+
+
+def _judge_the_rest(
+    cls: type[StrictModel], data: Mapping[str, Any], violations: Sequence[Violation]
+) -> list[Violation]:
+    """Apply the rules that read no wrong field: wrong fields are replaced by their defaults."""
+    tainted = [violation.where for violation in violations]
+    rest = _to_plain(data)
+    for where in tainted:
+        _drop(rest, where.split("."))
+    for _ in range(len(rest) + 1):
+        probe = cls.__new__(cls)
+        try:
+            BaseModel.__init__(probe, **rest)
+        except ValidationError as error:
+            # a default in a wrong field's place broke its neighbours, or a required field is missing
+            names = {str(line["loc"][0]) for line in error.errors(include_url=False) if line["loc"]}
+            if not names & rest.keys():
+                return []
+            tainted += sorted(names)
+            rest = {name: value for name, value in rest.items() if name not in names}
+        else:
+            return _apply_rules(probe, tainted)
+    return []
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_plain(item) for key, item in value.items()}
+    return copy.copy(value) if isinstance(value, list) else value
+
+
+def _drop(data: dict[str, Any], path: list[str]) -> None:
+    head, *tail = path
+    child = data.get(head)
+    if tail and isinstance(child, dict):
+        _drop(child, tail)
+    else:
+        data.pop(head, None)
+
+
+def _list_violations(cls: type[StrictModel], error: ValidationError) -> list[Violation]:
+    found: list[Violation] = []
+    for line in error.errors(include_url=False):
+        path = ".".join(str(part) for part in line["loc"])
+        nested = line.get("ctx", {}).get("error")
+        if isinstance(nested, ConfigError):
+            found += [
+                Violation(f"{path}.{inner.where}", inner.found, inner.allowed, inner.remedy)
+                for inner in nested.violations
+            ]
+        else:
+            found.append(_translate(cls, path, line["type"], line["msg"], line["input"]))
+    return _suggest_elsewhere(cls, found)
+
+
+UNKNOWN = "there is no such field"
+
+
+def _translate(cls: type[StrictModel], path: str, kind: str, message: str, value: Any) -> Violation:
+    name = path.rpartition(".")[2]
+    if kind == "extra_forbidden":
+        close = get_close_matches(name, cls.model_fields, n=1, cutoff=0.6)
+        return Violation(path, "", UNKNOWN, f"did you mean {close[0]}?" if close else "")
+    if kind == "missing":
+        return Violation(path, "", "is required")
+    allowed = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return Violation(path, repr(value), allowed)
+
+
+def _suggest_elsewhere(cls: type[StrictModel], found: list[Violation]) -> list[Violation]:
+    """Give an unknown key the path of the field of that name in another section, if there is one."""
+    paths = list(field_paths(cls))
+    result = []
+    for violation in found:
+        if violation.allowed == UNKNOWN and not violation.remedy:
+            name = violation.where.rpartition(".")[2]
+            same = [path for path in paths if path.rpartition(".")[2] == name]
+            close = same or get_close_matches(violation.where, paths, n=1, cutoff=0.6)
+            remedy = (
+                f"did you mean {close[0]}?" if close else f"fields: {', '.join(cls.model_fields)}"
+            )
+            violation = Violation(violation.where, "", UNKNOWN, remedy)
+        result.append(violation)
+    return result
