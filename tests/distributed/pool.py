@@ -1,9 +1,9 @@
 """A pool of worker processes that every distributed test shares.
 
 Importing torch and transformers costs seconds, so workers live as long as the test run; each call
-gets a fresh default process group over the first `world_size` of them. A call that fails or outlives
-its time limit ends the workers it used (a peer may be stuck in a collective); the next call starts
-new ones.
+gets a fresh default process group over the first `world_size` of them. A call that fails or
+outlives its time limit ends the workers it used (a peer may be stuck in a collective); the next
+call starts new ones.
 """
 
 from __future__ import annotations

@@ -1,0 +1,377 @@
+"""The engine that users hold: a facade over build phases, one step and the parallel meshes.
+
+Nothing but delegation lives here. Every method that touches the model is collective over the
+engine's world unless it says otherwise; ranks of one data-parallel index must pass the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine import step
+from fsdpbench.engine.batching.microbatch import (
+    compute_total_loss_weight,
+    reorder_and_pad_outputs,
+)
+from fsdpbench.engine.config.checkpoint import SaveLoadMeta
+from fsdpbench.engine.config.parallel import FSDPParallelStrategy, ParallelStrategy
+from fsdpbench.engine.config.tracing import PerfTracerConfig
+from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
+from fsdpbench.engine.device import Device, DeviceMemory
+from fsdpbench.engine.launch import join_process_group, leave_process_group
+from fsdpbench.engine.models.export import load_hf, save_hf
+from fsdpbench.engine.models.facts import ModelFacts
+from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
+from fsdpbench.engine.protocols import LossFn, LossInputs, LossWeightFn
+from fsdpbench.engine.setup import EngineParts, build_parts, settle_strategy
+from fsdpbench.engine.tracing.tracer import build_tracer
+from fsdpbench.errors import ConfigError, FsdpbenchError, Violation
+
+Batch = Mapping[str, torch.Tensor]
+
+
+class FSDPEngine:
+    """Trains and evaluates a dense causal language model under FSDP2 with TP, DP and CP.
+
+    Built from a configuration; complete after `initialize`. Source of the method: PyTorch FSDP2
+    (`torch.distributed.fsdp.fully_shard`), Ulysses context parallelism (arXiv:2309.14509),
+    tensor and sequence parallelism (arXiv:2205.05198).
+    """
+
+    def __init__(self, config: TrainEngineConfig) -> None:
+        self.config = config
+        self._parts: EngineParts | None = None
+        self._meshes: DeviceMeshes | None = None
+        self._device: Device | None = None
+        self._owns_process_group = False
+        self._version = 0
+        self._last_stats: dict[str, float] = {}
+        self._trace_config = PerfTracerConfig()
+        self.tracer = build_tracer(self._trace_config, 0, Device("cpu"))
+
+    # ---- life ---------------------------------------------------------------------------------
+
+    def create_process_group(self, parallel_strategy: ParallelStrategy | None = None) -> None:
+        """Join the default process group and build the meshes. Collective over: the world.
+
+        Without a strategy, `config.backend` decides; without that, all ranks are data-parallel.
+        Raises TopologyError with every violated rule when degrees, model and world do not fit.
+        """
+        if self._meshes is not None:
+            return
+        device, self._owns_process_group = join_process_group()
+        self.config = settle_strategy(self.config, parallel_strategy, dist.get_world_size())
+        self._device = device
+        self._meshes = build_meshes(self.config.parallel_strategy, device.type)
+        self.tracer = build_tracer(self._trace_config, dist.get_rank(), device)
+
+    def initialize(self, addr: str | None = None, ft_spec: FinetuneSpec | None = None) -> None:
+        """Build, shard and load the model and its optimizer. Collective over: the world.
+
+        `addr` must be None: the engine runs in the calling process. `ft_spec` sizes the schedule.
+        """
+        violations = []
+        if addr is not None:
+            violations.append(
+                Violation("addr", repr(addr), "must be None", "call initialize in each worker")
+            )
+        if ft_spec is None:
+            violations.append(
+                Violation("ft_spec", "None", "a FinetuneSpec is required", "pass ft_spec=")
+            )
+        if violations or ft_spec is None:
+            raise ConfigError(violations)
+        if self._parts is not None:
+            raise FsdpbenchError("initialize: this engine is initialized; call destroy() first")
+        self.create_process_group()
+        assert self._meshes is not None
+        assert self._device is not None
+        with self.tracer.span("init", "other"):
+            self._parts = build_parts(self.config, ft_spec, self._device, self._meshes, self.tracer)
+
+    @property
+    def initialized(self) -> bool:
+        """True between `initialize` and `destroy`."""
+        return self._parts is not None
+
+    @property
+    def parts(self) -> EngineParts:
+        """The engine's built parts; raises FsdpbenchError before `initialize`."""
+        if self._parts is None:
+            raise FsdpbenchError("the engine has no model yet: call initialize(ft_spec=...) first")
+        return self._parts
+
+    def destroy(self) -> None:
+        """Free model, optimizer and the groups that this engine made; safe to call twice."""
+        self._parts = None
+        if self._device is not None:
+            self._device.empty_cache()
+        if self._meshes is not None:
+            self._meshes.destroy()
+            self._meshes = None
+        if self._owns_process_group:
+            leave_process_group()
+            self._owns_process_group = False
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def train_batch(
+        self,
+        input_: Batch,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        *,
+        with_entropy: bool = False,
+    ) -> dict[str, float]:
+        """Run one optimizer step over the batch and return its figures.
+
+        Keys: loss (over the global weight), grad_norm (before clipping), update_successful (0.0
+        when a non-finite norm skipped the step), lr, num_micro_batches, and the loss function's
+        stats.
+        """
+        self.check_trains()
+        self.optimizer_zero_grad()
+        names, values, count = self._run(
+            input_, loss_fn, loss_weight_fn, with_entropy=with_entropy, forward_only=False
+        )
+        verdict = step.apply_optimizer_step(self.parts)
+        read = step.read_stats(
+            [*names, "grad_norm", "skipped"], torch.cat([values, verdict.to(values.device)])
+        )
+        return self._remember(read, count)
+
+    def eval_batch(
+        self,
+        input_: Batch,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        *,
+        with_entropy: bool = False,
+    ) -> dict[str, float]:
+        """Return loss and stats of the batch over the global weight, without gradients."""
+        names, values, _ = self._run(
+            input_, loss_fn, loss_weight_fn, with_entropy=with_entropy, forward_only=True
+        )
+        return step.read_stats(names, values)
+
+    def forward_backward_batch(
+        self,
+        input_: Batch,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        *,
+        with_entropy: bool = False,
+        forward_only: bool = False,
+    ) -> dict[str, float]:
+        """Accumulate the batch's gradients (unless `forward_only`) without stepping."""
+        names, values, _ = self._run(
+            input_, loss_fn, loss_weight_fn, with_entropy=with_entropy, forward_only=forward_only
+        )
+        return step.read_stats(names, values)
+
+    def forward_batch(
+        self,
+        input_: Batch,
+        output_seqlens: list[int] | None = None,
+        aggregate_fn: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
+        *,
+        select: Callable[[LossInputs], torch.Tensor] = lambda inputs: inputs.logprobs,
+        with_entropy: bool = False,
+    ) -> torch.Tensor:
+        """Return token values (log-probabilities by default) per row of the batch, no gradients.
+
+        [B, L], 0 behind each row's end. `output_seqlens` are the values per row (default: one a
+        token); `aggregate_fn` joins the micro-batches' packed outputs.
+        """
+        planned = step.plan_microbatches_over_ranks(self.parts, input_)
+        outputs = step.run_forward_only(self.parts, planned, select, with_entropy=with_entropy)
+        return reorder_and_pad_outputs(outputs, planned, output_seqlens, aggregate_fn)
+
+    def _run(
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        loss_weight_fn: LossWeightFn,
+        *,
+        with_entropy: bool,
+        forward_only: bool,
+    ) -> tuple[list[str], torch.Tensor, int]:
+        parts = self.parts
+        planned = step.plan_microbatches_over_ranks(parts, batch)
+        weight = compute_total_loss_weight(planned, loss_weight_fn, parts.meshes.dp_cpu_group)
+        outputs = step.run_microbatches(
+            parts,
+            planned,
+            loss_fn,
+            weight,
+            with_entropy=with_entropy,
+            forward_only=forward_only,
+        )
+        names, values = step.reduce_losses(parts, outputs, weight)
+        return names, values, len(planned)
+
+    def optimizer_zero_grad(self) -> None:
+        """Drop all gradients. Local."""
+        for parameter in self.parts.model.parameters():
+            parameter.grad = None
+
+    def optimizer_step(self) -> dict[str, float]:
+        """Clip the accumulated gradients and step; return the step's figures."""
+        self.check_trains()
+        verdict = step.apply_optimizer_step(self.parts)
+        return self._remember(step.read_stats(["grad_norm", "skipped"], verdict), 0)
+
+    def lr_scheduler_step(self) -> None:
+        """Advance the learning-rate schedule by one step. Local."""
+        self.check_trains()
+        if self.parts.scheduler is not None:
+            self.parts.scheduler.step()
+
+    def check_trains(self) -> None:
+        """Raise ConfigError when the engine was built for inference only."""
+        if self.parts.optimizer is None:
+            violation = Violation(
+                "optimizer",
+                "None",
+                "this engine was built for inference only",
+                "set optimizer to train",
+            )
+            raise ConfigError([violation])
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training mode (dropout as configured). Local."""
+        self.parts.model.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Switch to evaluation mode. Local."""
+        return self.train(False)
+
+    def _remember(self, read: dict[str, float], num_microbatches: int) -> dict[str, float]:
+        optimizer = self.parts.optimizer
+        assert optimizer is not None
+        read["update_successful"] = 1.0 - read.pop("skipped")
+        read["lr"] = float(optimizer.param_groups[0]["lr"])
+        read["num_micro_batches"] = float(num_microbatches)
+        self._last_stats = read
+        return read
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def save(self, meta: SaveLoadMeta) -> None:
+        """Write the weights as an HF folder at `meta.path`. Collective over: the world."""
+        with self.tracer.span("save", "io"):
+            save_hf(self.parts.model, Path(meta.path), self.parts.source, self.parts.meshes)
+
+    def load(self, meta: SaveLoadMeta) -> None:
+        """Read weights from the HF folder at `meta.path`. Collective over: the world."""
+        with self.tracer.span("load", "io"):
+            load_hf(self.parts.model, Path(meta.path), self.parts.meshes)
+
+    # ---- observation --------------------------------------------------------------------------
+
+    def get_device_stats(self) -> DeviceMemory:
+        """Return the allocator's figures of this rank's device in bytes. Local."""
+        return self._require_device().memory_stats()
+
+    def export_stats(self) -> dict[str, Any]:
+        """Return the last step's figures and this rank's memory. Local."""
+        memory = {f"memory/{k}": v for k, v in vars(self.get_device_stats()).items()}
+        return {**self._last_stats, **memory}
+
+    def config_perf_tracer(self, config: PerfTracerConfig) -> None:
+        """Set up the tracing of this rank; takes effect with the next span. Local."""
+        self._trace_config = config
+        self.tracer.enabled, self.tracer.max_events = config.enabled, config.max_events
+
+    def save_perf_tracer(self) -> Path | None:
+        """Write the recorded spans to the tracer's folder; None when tracing is off. Local."""
+        if not self.tracer.enabled:
+            return None
+        folder = Path(self._trace_config.output_dir)
+        return self.tracer.save(folder / f"rank{self.tracer.rank}.jsonl")
+
+    def memory_snapshot_start(self, max_entries: int = 100_000) -> None:
+        """Begin recording allocator events; raises FsdpbenchError where the device has none."""
+        self._require_device().memory_snapshot_start(max_entries)
+
+    def memory_snapshot_stop(self, path: str | Path) -> None:
+        """Write the recorded allocator events to `path` and stop recording."""
+        self._require_device().memory_snapshot_stop(path)
+
+    @property
+    def attention_kernel_name(self) -> str:
+        """The attention kernel that `attn_impl` was resolved to on this machine."""
+        return self.parts.attention_kernel
+
+    @property
+    def model_facts(self) -> ModelFacts:
+        """Sizes of the model that was built."""
+        return self.parts.facts
+
+    # ---- parallelism --------------------------------------------------------------------------
+
+    def _require_device(self) -> Device:
+        if self._device is None:
+            raise FsdpbenchError("the engine has no device yet: call create_process_group() first")
+        return self._device
+
+    @property
+    def meshes(self) -> DeviceMeshes:
+        """The engine's meshes; raises FsdpbenchError before `create_process_group`."""
+        if self._meshes is None:
+            raise FsdpbenchError("the engine has no meshes yet: call create_process_group() first")
+        return self._meshes
+
+    @property
+    def parallel_strategy(self) -> FSDPParallelStrategy:
+        """The degrees in force."""
+        return self.meshes.strategy
+
+    @property
+    def data_parallel_group(self) -> dist.ProcessGroup:
+        """Ranks that hold different data and the same tensor and context index."""
+        return self.meshes.dp_group
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This rank's data-parallel index."""
+        return self.meshes.dp_rank
+
+    @property
+    def data_parallel_world_size(self) -> int:
+        """Number of data-parallel indices."""
+        return self.meshes.strategy.dp_size
+
+    @property
+    def context_and_model_parallel_group(self) -> dist.ProcessGroup:
+        """Ranks that work on the same data: the context x tensor group."""
+        return self.meshes.model_parallel_group
+
+    @property
+    def cpu_group(self) -> dist.ProcessGroup:
+        """Gloo group over the engine's world, for host-side agreement."""
+        return self.meshes.cpu_group
+
+    @property
+    def is_data_parallel_head(self) -> bool:
+        """True on the first rank of each context x tensor group."""
+        return self.meshes.is_data_parallel_head
+
+    @property
+    def current_data_parallel_head(self) -> int:
+        """Global rank of the head of this rank's context x tensor group."""
+        return self.meshes.data_parallel_head
+
+    def set_version(self, version: int) -> None:
+        """Record the version of the weights. Local."""
+        self._version = version
+
+    def get_version(self) -> int:
+        """Return the recorded version of the weights. Local."""
+        return self._version

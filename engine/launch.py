@@ -1,0 +1,50 @@
+"""Joining and leaving torch's default process group, and choosing this process's device.
+
+A lone process (no launcher) becomes a world of one. Nothing here knows of engines.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine.device import Device
+from fsdpbench.ranks import read_ranks
+
+TIMEOUT = timedelta(minutes=30)  # as long as the slowest checkpoint write may keep a rank away
+
+
+def join_process_group(device_type: str | None = None) -> tuple[Device, bool]:
+    """Initialise the default group if there is none; return the device and whether we made it.
+
+    Collective over: the world. On an accelerator two backends serve one group: the device's for
+    its tensors and gloo for host tensors (offloaded shards, host agreement).
+    """
+    ranks = read_ranks()
+    if device_type is None:
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        device_type = accelerator.type if accelerator is not None else "cpu"
+    index = None
+    if device_type != "cpu":
+        index = ranks.local_rank
+        torch.accelerator.set_device_index(index)
+    device = Device(device_type, index)
+    if dist.is_initialized():
+        return device, False
+    native = dist.get_default_backend_for_device(device.torch_device)
+    backend = "gloo" if native == "gloo" else f"cpu:gloo,{device_type}:{native}"
+    if ranks.launched:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(
+            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
+        )
+    return device, True
+
+
+def leave_process_group() -> None:
+    """Destroy the default process group if it is still there."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

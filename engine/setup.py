@@ -1,0 +1,125 @@
+"""Build phases of an engine in order: from a configuration and ready meshes to `EngineParts`.
+
+`build_parts` returns a complete frozen record; no half-built engine exists. It is told a device
+type and meshes and knows nothing else about where it runs, so the same code builds on CUDA, on the
+CPU and on a simulated device.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fsdpbench.engine.config.parallel import format_backend
+from fsdpbench.engine.device import Device
+from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
+from fsdpbench.engine.models.heads import PolicyModel
+from fsdpbench.engine.models.load import build_meta_model, resolve_path
+from fsdpbench.engine.optim.build import build_optimizer
+from fsdpbench.engine.optim.schedule import build_scheduler
+from fsdpbench.engine.parallel.materialize import materialize_model
+from fsdpbench.engine.parallel.mesh import DeviceMeshes
+from fsdpbench.engine.parallel.parallelize import parallelize_model
+from fsdpbench.engine.topology import find_all_violations, resolve_strategy
+from fsdpbench.engine.tracing.tracer import Tracer
+from fsdpbench.errors import ConfigError, TopologyError, Violation
+from fsdpbench.log import get_logger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from fsdpbench.engine.config.parallel import ParallelStrategy
+    from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
+
+TORCH_FLOOR = (2, 11)
+logger = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """Everything a step needs; made once by `build_parts`."""
+
+    config: TrainEngineConfig
+    device: Device
+    meshes: DeviceMeshes
+    facts: ModelFacts
+    model: PolicyModel
+    attention_kernel: str
+    optimizer: Optimizer | None  # None: inference only
+    scheduler: LRScheduler | None
+    tracer: Tracer
+    source: Path  # folder that the configuration and the tokenizer came from
+
+
+def check_torch_version(version: str = torch.__version__) -> None:
+    """Refuse a torch below the floor: packed attention and DTensor norms need it."""
+    found = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if found < TORCH_FLOOR:
+        floor = ".".join(map(str, TORCH_FLOOR))
+        violation = Violation("torch", version, f"must be {floor} or newer", "upgrade torch")
+        raise ConfigError([violation])
+
+
+def settle_strategy(
+    config: TrainEngineConfig, strategy: ParallelStrategy | None, world_size: int
+) -> TrainEngineConfig:
+    """Return the configuration with the degrees in force written into `backend`, fully checked.
+
+    Raises TopologyError with every violated rule over configuration, model and world. Local: reads
+    at most the model's config file.
+    """
+    check_torch_version()
+    if strategy is None:
+        strategy = resolve_strategy(config, world_size)
+    settled = config.with_changes({"backend": format_backend(strategy)})
+    violations = find_all_violations(settled, world_size)
+    if violations:
+        raise TopologyError(violations)
+    return settled
+
+
+def build_parts(
+    config: TrainEngineConfig,
+    finetune: FinetuneSpec,
+    device: Device,
+    meshes: DeviceMeshes,
+    tracer: Tracer,
+) -> EngineParts:
+    """Build model, shards, weights and optimizer. Collective over: the world.
+
+    Peak host memory while loading is one full tensor per rank beside the rank's own shards.
+    """
+    with tracer.span("build", "io"):
+        source = resolve_path(config, meshes)
+        facts = read_model_facts(str(source))
+        model = build_meta_model(config, source)
+    with tracer.span("parallelize", "compute"):
+        kernel = parallelize_model(model, config, meshes, device)
+    started = time.perf_counter()
+    with tracer.span("load", "io"):
+        materialize_model(model, config, source, meshes, device)
+    logger.info("weights in place after %.1f s", time.perf_counter() - started)
+    optimizer = scheduler = None
+    if config.optimizer is not None:
+        optimizer = build_optimizer(
+            model.named_parameters(), config.optimizer, config.optimizer_dtype
+        )
+        scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
+    return EngineParts(
+        config=config,
+        device=device,
+        meshes=meshes,
+        facts=facts,
+        model=model,
+        attention_kernel=kernel,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        tracer=tracer,
+        source=source,
+    )

@@ -1,0 +1,179 @@
+"""One step over packed micro-batches: plan, run, reduce, read. Functions over `EngineParts`.
+
+Schedule of a training step. The host plans micro-batches from CPU tensors and agrees on their
+number over the data-parallel ranks (gloo, no device traffic). Then everything is enqueued without
+a host read: each micro-batch's forward and backward, the gradient norm, clipping and the optimizer
+step, whose skip verdict stays on the device. `read_stats` is the one host read, at the end.
+
+Note: loss scaling
+A loss function returns a sum over its weighted tokens. FSDP2 averages gradients over the dp x cp
+ranks, so each micro-batch's sum is multiplied by (dp x cp) / W, where W is the global weight.
+Ranks of one context group compute the same loss from gathered log-probabilities; the gather's
+backward keeps only the rank's own slice, so their shares add up to one loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine.batching.containers import MicroBatchList, PackedMicroBatch
+from fsdpbench.engine.batching.microbatch import (
+    reduce_num_microbatches,
+    split_into_microbatches,
+)
+from fsdpbench.engine.optim.clip import gradient_norm, plan_clipping
+from fsdpbench.engine.parallel.attention import AttentionContext
+from fsdpbench.engine.parallel.ulysses import gather_row, slice_row
+from fsdpbench.engine.protocols import LossFn, LossInputs, LossOutputs
+
+if TYPE_CHECKING:
+    from fsdpbench.engine.setup import EngineParts
+
+Batch = Mapping[str, torch.Tensor]
+
+
+def plan_microbatches_over_ranks(parts: EngineParts, batch: Batch) -> MicroBatchList:
+    """Cut a batch into packed micro-batches, as many on every data-parallel rank.
+
+    Collective over: dp (CPU). A rank with fewer sequences fills up with masked dummies.
+    """
+    meshes, config = parts.meshes, parts.config
+    options = {
+        "pad_multiple": meshes.strategy.tp_size * meshes.strategy.cp_size,
+        "pad_to_maximum": config.pad_to_maximum,
+    }
+    own = split_into_microbatches(batch, config.mb_spec, **options)
+    count = reduce_num_microbatches(len(own), meshes.dp_cpu_group)
+    if count == len(own):
+        return own
+    return split_into_microbatches(batch, config.mb_spec, num_microbatches=count, **options)
+
+
+def run_forward(
+    parts: EngineParts, microbatch: PackedMicroBatch, *, with_entropy: bool
+) -> LossInputs:
+    """Run the model on one micro-batch that lies on the device. Collective over: the world.
+
+    Returns token-aligned values of the whole packed row, on every context and tensor rank alike.
+    """
+    cp_group, cp_size = parts.meshes.cp_group, parts.meshes.strategy.cp_size
+    tokens = microbatch.tokens
+    local = {
+        name: slice_row(tokens[name], cp_group) for name in ("input_ids", "position_ids", "labels")
+    }
+    context = AttentionContext(
+        cu_seqlens=microbatch.cu_seqlens,
+        max_seqlen=microbatch.max_seqlen,
+        sequence_bounds=microbatch.sequence_bounds,
+        cp_group=cp_group if cp_size > 1 else None,
+        kernel=parts.attention_kernel,
+    )
+    logprobs, entropy = parts.model(
+        local["input_ids"][None],
+        position_ids=local["position_ids"][None],
+        labels=local["labels"],
+        context=context,
+        with_entropy=with_entropy,
+    )
+    return LossInputs(
+        logprobs=align_with_tokens(logprobs, cp_group),
+        entropy=None if entropy is None else align_with_tokens(entropy, cp_group),
+        microbatch=microbatch,
+    )
+
+
+def align_with_tokens(values: torch.Tensor, cp_group: dist.ProcessGroup) -> torch.Tensor:
+    """Gather next-token values over the context axis and move each to the token that it is about.
+
+    values: [T / cp] -> [T]. The last position of each sequence holds 0, which lands on the first
+    token of the sequence behind it. Collective over: cp.
+    """
+    return torch.roll(gather_row(values, cp_group), 1)
+
+
+def run_microbatches(
+    parts: EngineParts,
+    microbatches: MicroBatchList,
+    loss_fn: LossFn,
+    total_weight: torch.Tensor,
+    *,
+    with_entropy: bool = False,
+    forward_only: bool = False,
+) -> list[LossOutputs]:
+    """Run forward (and backward) of each micro-batch; gradients accumulate in the parameters.
+
+    Collective over: the world. Each loss comes back unscaled, detached, on the device.
+    """
+    strategy = parts.meshes.strategy
+    scale = strategy.dp_size * strategy.cp_size / float(total_weight)
+    outputs = []
+    for microbatch in microbatches:
+        on_device = microbatch.map_tensors(parts.device.to_device)
+        with parts.tracer.span("forward", "compute"), torch.set_grad_enabled(not forward_only):
+            inputs = run_forward(parts, on_device, with_entropy=with_entropy)
+            result = loss_fn(inputs)
+        if not forward_only:
+            with parts.tracer.span("backward", "compute"):
+                (result.loss * scale).backward()
+        stats = {name: value.detach() for name, value in result.stats.items()}
+        outputs.append(LossOutputs(result.loss.detach(), stats))
+    return outputs
+
+
+def reduce_losses(
+    parts: EngineParts, outputs: Sequence[LossOutputs], total_weight: torch.Tensor
+) -> tuple[list[str], torch.Tensor]:
+    """Sum losses and stats over micro-batches and data-parallel ranks, over the global weight.
+
+    Returns names and an fp32 tensor [loss, *stats] on the device. Collective over: dp.
+    """
+    names = ["loss", *sorted(outputs[0].stats)]
+    rows = [
+        torch.stack([out.loss.float(), *(out.stats[name].float() for name in names[1:])])
+        for out in outputs
+    ]
+    values = torch.stack(rows).sum(dim=0)
+    if parts.meshes.strategy.dp_size > 1:
+        dist.all_reduce(values, group=parts.meshes.dp_group)
+    return names, values / float(total_weight)
+
+
+def apply_optimizer_step(parts: EngineParts) -> torch.Tensor:
+    """Clip and step; return fp32 [norm, skipped] on the device, not yet read.
+
+    A non-finite norm leaves parameters and states as they were. Collective over: the world.
+    """
+    optimizer, settings = parts.optimizer, parts.config.optimizer
+    with parts.tracer.span("clip", "compute"):
+        norm = gradient_norm(parts.model.parameters())
+        verdict = plan_clipping(norm, settings.gradient_clipping)
+    with parts.tracer.span("optimizer", "compute"):
+        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+    return torch.stack([verdict.norm.float(), verdict.found_inf.float()])
+
+
+def read_stats(names: Sequence[str], values: torch.Tensor) -> dict[str, float]:
+    """Copy a step's figures to the host: the one documented host read of a step."""
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def run_forward_only(
+    parts: EngineParts,
+    microbatches: MicroBatchList,
+    select: Callable[[LossInputs], torch.Tensor],
+    *,
+    with_entropy: bool = False,
+) -> list[torch.Tensor]:
+    """Collect one tensor [T] a micro-batch without gradients. Collective over: the world."""
+    collected = []
+    for microbatch in microbatches:
+        with parts.tracer.span("forward", "compute"), torch.no_grad():
+            inputs = run_forward(
+                parts, microbatch.map_tensors(parts.device.to_device), with_entropy=with_entropy
+            )
+            collected.append(select(inputs))
+    return collected

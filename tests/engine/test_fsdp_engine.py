@@ -1,0 +1,90 @@
+"""Proof of correctness: every mesh trains exactly as one process with a padded loop does (fp32).
+
+Tolerance: losses, gradient norms and final weights agree to 1e-5 relative (weights relative to the
+largest entry of their tensor).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fsdpbench.engine.models.load import find_model_folder
+from tests.distributed.payloads.engine_proof import LENGTHS, make_batch
+from tests.distributed.pool import run_on_ranks
+
+PAYLOADS = "tests.distributed.payloads.engine_proof"
+TOLERANCE = 1e-5
+CLIP = 0.5  # below every norm of these runs, so that clipping is active
+MESHES = ["d2t1", "t2", "c2", "d2t2", "d2c2", "c2t2", "d2c2t2", "d4", "c4"]
+WORLD = {"d1": 1, "d2t1": 2, "t2": 2, "c2": 2, "d4": 4, "c4": 4, "d2t2": 4, "d2c2": 4, "c2t2": 4}
+
+
+def make_config(model: str, mesh: str, **changes) -> dict:
+    return {
+        "path": model,
+        "backend": f"fsdp:{mesh}",
+        "dtype": "float32",
+        "attn_impl": "sdpa",
+        "logprobs_chunk_size": 16,
+        "mb_spec": {"n_mbs": 3},
+        "optimizer": {"lr": 1e-3, "gradient_clipping": CLIP, "lr_scheduler_type": "linear"},
+        **changes,
+    }
+
+
+@cache
+def reference(model_name: str, optimizer: str = "adam") -> dict:
+    """Train with padded rows, one sequence at a time, on one process, in fp32."""
+    model = AutoModelForCausalLM.from_pretrained(
+        find_model_folder(model_name), dtype=torch.float32, attn_implementation="eager"
+    )
+    model.train()
+    parameters = list(model.parameters())
+    if optimizer == "adam":
+        algorithm = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, foreach=False)
+    else:
+        algorithm = torch.optim.SGD(parameters, lr=1e-3, weight_decay=0.01, foreach=False)
+    losses, norms = [], []
+    for step in range(5):
+        batch = make_batch(step)
+        total = batch["loss_mask"].sum()
+        loss_sum = torch.zeros(())
+        algorithm.zero_grad()
+        for row in range(len(LENGTHS)):
+            ids, mask = batch["input_ids"][row : row + 1], batch["attention_mask"][row : row + 1]
+            logits = model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits[0]
+            logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
+            picked = logprobs.gather(1, ids[0, 1:, None])[:, 0]
+            loss = -(picked * batch["loss_mask"][row, 1:]).sum() / total
+            loss.backward()
+            loss_sum += loss.detach()
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, CLIP, foreach=False).item())
+        for group in algorithm.param_groups:
+            group["lr"] = 1e-3 * (1 - step / 5)
+        algorithm.step()
+        losses.append(loss_sum.item())
+    weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    return {"losses": losses, "norms": norms, "weights": weights}
+
+
+def check_equal(results: list[dict], expected: dict) -> None:
+    for result in results:
+        np.testing.assert_allclose(result["losses"], expected["losses"], rtol=TOLERANCE)
+        np.testing.assert_allclose(result["norms"], expected["norms"], rtol=TOLERANCE)
+    weights = results[0]["weights"]
+    assert set(weights) == set(expected["weights"])
+    for name, value in expected["weights"].items():
+        bound = TOLERANCE * np.abs(value).max()
+        np.testing.assert_allclose(weights[name], value, rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize("mesh", ["d1", *MESHES])
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-llama"])
+def test_training_equals_the_single_process_loop(model, mesh):
+    results = run_on_ranks(f"{PAYLOADS}:train", WORLD.get(mesh, 8), config=make_config(model, mesh))
+    check_equal(results, reference(model))
