@@ -1,0 +1,157 @@
+"""One rank's batch as micro-batches, and their outputs back as rows.
+
+Planning is pure. Ranks must run equal numbers of micro-batches: each plans its own, the caller
+takes the maximum over the data-parallel axis (`reduce_num_microbatches`) and every rank splits into
+that number. The functions that communicate say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine.batching.containers import MicroBatchList, PackedMicroBatch
+from fsdpbench.engine.batching.packing import Batch, pack, read_lengths
+from fsdpbench.engine.batching.partition import Groups, partition_ffd, partition_kk_capped
+from fsdpbench.errors import ConfigError, Violation
+
+if TYPE_CHECKING:
+    from fsdpbench.engine.config.batching import MicroBatchSpec
+    from fsdpbench.engine.protocols import LossWeightFn
+
+PARTITIONS = {"ffd": partition_ffd, "kk": partition_kk_capped}
+
+
+def plan_microbatches(
+    lengths: Sequence[int], spec: MicroBatchSpec, num_groups_min: int = 1
+) -> Groups:
+    """Assign rows to micro-batches; at least `num_groups_min` and `spec.n_mbs` of them.
+
+    Any number that is a multiple of the divisor and not below the plan's own size is met exactly.
+    """
+    partition = PARTITIONS[spec.packing_algorithm]
+    return partition(
+        lengths,
+        spec.max_tokens_per_mb,
+        max(spec.n_mbs, num_groups_min),
+        spec.n_mbs_divisor,
+        spec.granularity,
+    )
+
+
+def split_into_microbatches(
+    batch: Batch,
+    spec: MicroBatchSpec,
+    *,
+    pad_multiple: int = 1,
+    pad_to_maximum: bool = False,
+    num_microbatches: int | None = None,
+) -> MicroBatchList:
+    """Plan and pack a batch; `num_microbatches` is the number agreed between the ranks.
+
+    `pad_to_maximum` pads each micro-batch to `max_tokens_per_mb`, or without a cap to the longest
+    of this rank's micro-batches; dummies stay as short as `pad_multiple` allows.
+    """
+    lengths = read_lengths(batch)
+    groups = plan_microbatches(lengths, spec, num_microbatches or 1)
+    if num_microbatches is not None and len(groups) != num_microbatches:
+        allowed = f"this rank needs at least {len(groups)}"
+        remedy = f"agree on the maximum over ranks, a multiple of {spec.n_mbs_divisor}"
+        raise ConfigError([Violation("num_microbatches", str(num_microbatches), allowed, remedy)])
+    pad_to = 0
+    if pad_to_maximum:
+        longest = max(sum(lengths[row] for row in group) for group in groups)
+        pad_to = spec.max_tokens_per_mb or longest
+    return MicroBatchList(
+        microbatches=tuple(
+            pack(batch, group, pad_multiple, pad_to if group else 0) for group in groups
+        ),
+        num_sequences=len(lengths),
+        num_positions=batch["input_ids"].shape[1],
+    )
+
+
+def reorder_and_pad_outputs(
+    outputs: Sequence[torch.Tensor],
+    microbatches: MicroBatchList,
+    output_seqlens: Sequence[int] | None = None,
+    aggregate_fn: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
+    *,
+    pad_to_length: int | None = None,
+) -> torch.Tensor:
+    """Undo packing: outputs [T, ...] of each micro-batch become rows [B, L, ...], 0 after the ends.
+
+    `output_seqlens` are the values per row of the batch (default: one a token); what an output
+    holds beyond those of its micro-batch's sequences is padding and dropped. L is the longest row,
+    or `pad_to_length`.
+    """
+    if output_seqlens is None:
+        lengths = [0] * microbatches.num_sequences
+        for microbatch in microbatches:
+            for row, length in zip(
+                microbatch.sequence_indices, microbatch.sequence_lengths, strict=True
+            ):
+                lengths[row] = length
+    else:
+        lengths = list(output_seqlens)
+    order = [row for microbatch in microbatches for row in microbatch.sequence_indices]
+    kept = [
+        output[: sum(lengths[row] for row in microbatch.sequence_indices)]
+        for output, microbatch in zip(outputs, microbatches, strict=True)
+    ]
+    packed = aggregate_fn(kept)
+    width = max([pad_to_length or 0, *lengths])
+    rows = packed.new_zeros((len(lengths), width, *packed.shape[1:]))
+    for row, values in zip(order, packed.split([lengths[row] for row in order]), strict=True):
+        rows[row, : lengths[row]] = values
+    return rows
+
+
+def reduce_num_microbatches(num_local: int, dp_group: dist.ProcessGroup | None) -> int:
+    """Return the largest number of micro-batches of any rank. Group of CPU tensors.
+
+    Collective over: dp.
+    """
+    count = torch.tensor(num_local)
+    if dp_group is not None:
+        dist.all_reduce(count, dist.ReduceOp.MAX, group=dp_group)
+    return int(count)
+
+
+def compute_total_loss_weight(
+    microbatches: Sequence[PackedMicroBatch] | MicroBatchList,
+    loss_weight_fn: LossWeightFn,
+    dp_group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Sum the loss weights of all micro-batches and ranks: a 0-D float64 CPU tensor, above 0.
+
+    Wants the micro-batches on the CPU and a group of CPU tensors. Collective over: dp.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for microbatch in microbatches:
+        total += loss_weight_fn(microbatch).detach()
+    if dp_group is not None:
+        dist.all_reduce(total, group=dp_group)
+    if not total > 0:
+        allowed = "the weights over all micro-batches and ranks must add up to more than 0"
+        remedy = "check the batch's loss_mask"
+        raise ConfigError([Violation("loss_weight_fn", f"{float(total)} in all", allowed, remedy)])
+    return total
+
+
+def aggregate_eval_losses(
+    losses: Sequence[torch.Tensor],
+    total_loss_weight: torch.Tensor | float,
+    dp_group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Turn the micro-batches' weighted loss sums into the mean over all ranks (0-D).
+
+    Collective over: dp (a group that serves the losses' device).
+    """
+    total = torch.stack([loss.detach() for loss in losses]).sum()
+    if dp_group is not None:
+        dist.all_reduce(total, group=dp_group)
+    return total / total_loss_weight
