@@ -88,3 +88,56 @@ def check_equal(results: list[dict], expected: dict) -> None:
 def test_training_equals_the_single_process_loop(model, mesh):
     results = run_on_ranks(f"{PAYLOADS}:train", WORLD.get(mesh, 8), config=make_config(model, mesh))
     check_equal(results, reference(model))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"gradient_checkpointing": True},
+        {"fsdp": {"offload_params": True}},
+        {"gradient_checkpointing": True, "fsdp": {"offload_params": True}},
+    ],
+    ids=["checkpointing", "offload", "both"],
+)
+@pytest.mark.parametrize("mesh", ["d2", "d2c2t2"])
+def test_memory_options_change_no_number(mesh, changes):
+    config = make_config("tiny-qwen3", mesh, **changes)
+    results = run_on_ranks(f"{PAYLOADS}:train", WORLD.get(mesh, 8), config=config)
+    check_equal(results, reference("tiny-qwen3"))
+
+
+def test_sgd_equals_the_single_process_loop():
+    optimizer = {
+        "type": "sgd",
+        "lr": 1e-3,
+        "gradient_clipping": CLIP,
+        "lr_scheduler_type": "linear",
+    }
+    config = make_config("tiny-llama", "d2t2", optimizer=optimizer)
+    check_equal(run_on_ranks(f"{PAYLOADS}:train", 4, config=config), reference("tiny-llama", "sgd"))
+
+
+def test_two_engines_of_different_meshes_in_one_process():
+    first, second = make_config("tiny-qwen3", "c2t2"), make_config("tiny-llama", "d2c2")
+    results = run_on_ranks(f"{PAYLOADS}:train_two_engines", 4, first=first, second=second)
+    for figures in results:
+        for figure, model in zip(figures, ("tiny-qwen3", "tiny-llama"), strict=True):
+            for name, values in figure.items():
+                expected = reference(model)[name][:1]
+                np.testing.assert_allclose(values[:1], expected, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"backend": "fsdp:d3"}, ["3", "2", "world_size"]),
+        ({"backend": "fsdp:d2", "is_critic": True}, ["is_critic", "not available yet"]),
+        ({"backend": "fsdp:d1t2", "path": "smollm2-135m"}, ["num_attention_heads=9"]),
+        ({"backend": "fsdp:d1c2", "path": "smollm2-135m"}, ["9 attention heads"]),
+    ],
+    ids=["world", "unavailable", "heads", "context"],
+)
+def test_what_does_not_fit_is_refused(changes, words):
+    config = {**make_config("tiny-llama", "d2"), **changes}
+    for message in run_on_ranks(f"{PAYLOADS}:expect_error", 2, config=config):
+        assert all(word in message for word in words)
