@@ -1,0 +1,82 @@
+"""Norm and scaling of many tensors at once with torch's own foreach kernels.
+
+This is what Transformer Engine's and Apex's multi-tensor kernels are used for elsewhere; nothing
+outside torch is needed here. Tensors are plain (local shards), of any mix of devices and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+# The CPU's norm kernel sums in float32 one after another: 6e-3 relative error at 1e8 elements.
+# Short pieces keep it under 1e-6; they are as fast.
+CPU_NORM_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of elements of one tensor of a list."""
+
+    index: int
+    start: int
+    length: int
+
+
+def plan_chunks(lengths: Sequence[int], max_elements: int) -> Iterator[list[Piece]]:
+    """Yield pieces that cover tensors of these lengths, at most `max_elements` to a chunk."""
+    chunk: list[Piece] = []
+    room = max_elements
+    for index, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            taken = min(room, length - start)
+            chunk.append(Piece(index, start, taken))
+            start += taken
+            room -= taken
+            if room == 0:
+                yield chunk
+                chunk, room = [], max_elements
+    if chunk:
+        yield chunk
+
+
+@torch.no_grad()
+def multi_tensor_l2norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm over all tensors, 0-D, in float32 or wider, where the first tensor lies.
+
+    Elements are widened inside the kernel; no copy of a tensor is made on an accelerator.
+    """
+    groups = _by_device_and_dtype(tensors)
+    if not groups:
+        return torch.zeros(())
+    norms = [_norms_of(group) for group in groups.values()]
+    target = norms[0]
+    return torch.linalg.vector_norm(torch.cat([norm.to(target) for norm in norms]))
+
+
+@torch.no_grad()
+def multi_tensor_scale(tensors: Iterable[torch.Tensor], scale: torch.Tensor | float) -> None:
+    """Multiply all tensors in place by a number or a 0-D tensor (which is not read by the host)."""
+    for (device, _), group in _by_device_and_dtype(tensors).items():
+        factor = scale.to(device) if isinstance(scale, torch.Tensor) else scale
+        torch._foreach_mul_(group, factor)
+
+
+def _by_device_and_dtype(
+    tensors: Iterable[torch.Tensor],
+) -> dict[tuple[torch.device, torch.dtype], list[torch.Tensor]]:
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return groups
+
+
+def _norms_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    if tensors[0].device.type == "cpu":
+        tensors = [piece for t in tensors for piece in t.reshape(-1).split(CPU_NORM_ELEMENTS)]
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
