@@ -6,6 +6,7 @@ Only arithmetic over the degrees lives here; what the world size or the model ad
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from fsdpbench.engine.config.strict import Count, StrictModel, rule
@@ -24,6 +25,7 @@ AXIS_LETTERS = {
     "e": "expert_parallel_size",
 }
 ENGINES = ("fsdp",)
+FOREIGN_ENGINES = {"megatron": "pipeline", "archon": "moe"}  # why one would choose them
 
 
 class ParallelStrategy(StrictModel):
@@ -127,28 +129,47 @@ class Backend:
 
 
 def parse_backend(text: str) -> Backend:
-    """Read `fsdp:d4c2t1`; a letter left out means 1, `p` and `e` may only be 1."""
+    """Read `fsdp:d4c2t1`; a letter left out means 1, `p` and `e` may only be 1.
+
+    Every violation of the ConfigError names its position in the string, counted from 0.
+    """
     engine, colon, axes = text.partition(":")
     if not colon or engine not in ENGINES:
-        raise _refuse(text, 0, f"must start with {' or '.join(f'{e}:' for e in ENGINES)}")
-    if not axes:
-        raise _refuse(text, len(text), "names no degree")
-    sizes: dict[str, int] = {}
-    position = len(engine) + 1
-    while position < len(text):
-        letter, start = text[position], position
-        if letter not in AXIS_LETTERS:
-            raise _refuse(text, position, f"{letter!r} is no axis; use {', '.join(AXIS_LETTERS)}")
-        position += 1
-        digits = position
-        while position < len(text) and text[position].isascii() and text[position].isdigit():
-            position += 1
-        if digits == position or int(text[digits:position]) < 1:
-            raise _refuse(text, digits, f"axis {letter!r} needs a degree of 1 or more")
-        if AXIS_LETTERS[letter] in sizes:
-            raise _refuse(text, start, f"axis {letter!r} is given twice")
-        sizes[AXIS_LETTERS[letter]] = int(text[digits:position])
-    return Backend(engine, FSDPParallelStrategy(**sizes))
+        choice = FOREIGN_ENGINES.get(engine)
+        reason = f"; {engine} is another system: {ENGINE_SELECTION[choice]}" if choice else ""
+        raise ConfigError([_refuse(text, 0, f"must start with fsdp:{reason}")])
+    degrees, positions = _read_degrees(text, len(engine) + 1)
+    try:
+        return Backend(engine, FSDPParallelStrategy(**degrees))
+    except ConfigError as error:
+        raise ConfigError(
+            [
+                _refuse(text, positions[v.where], f"{v.where}={v.found}: {v.allowed}", v.remedy)
+                for v in error.violations
+            ]
+        ) from None
+
+
+def _read_degrees(text: str, start: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return field -> degree and field -> position of its letter."""
+    degrees: dict[str, int] = {}
+    positions: dict[str, int] = {}
+    problems = [] if text[start:] else [_refuse(text, start, "no degree is given")]
+    for match in re.compile(r"[^0-9][0-9]{0,9}|[0-9]+").finditer(text, start):
+        letter, digits, at = match.group()[0], match.group()[1:], match.start()
+        field = AXIS_LETTERS.get(letter)
+        if field is None:
+            known = ", ".join(AXIS_LETTERS)
+            problems.append(_refuse(text, at, f"{letter!r} is no axis; use {known}"))
+        elif field in degrees:
+            problems.append(_refuse(text, at, f"axis {letter!r} is given twice"))
+        elif not digits or int(digits) < 1:
+            problems.append(_refuse(text, at + 1, f"axis {letter!r} needs a degree of 1 or more"))
+        else:
+            degrees[field], positions[field] = int(digits), at
+    if problems:
+        raise ConfigError(problems)
+    return degrees, positions
 
 
 def format_backend(strategy: ParallelStrategy, engine: str = "fsdp") -> str:
@@ -161,14 +182,8 @@ def format_backend(strategy: ParallelStrategy, engine: str = "fsdp") -> str:
     return f"{engine}:{''.join(parts)}"
 
 
-def _refuse(text: str, position: int, problem: str) -> ConfigError:
-    return ConfigError(
-        [
-            Violation(
-                "backend",
-                repr(text),
-                f"at position {position}: {problem}",
-                "write fsdp:d<data>c<context>t<tensor>, for example fsdp:d4c2t1",
-            )
-        ]
-    )
+EXAMPLE = "write fsdp:d<data>c<context>t<tensor>, for example fsdp:d4c2t1"
+
+
+def _refuse(text: str, position: int, problem: str, remedy: str = EXAMPLE) -> Violation:
+    return Violation("backend", repr(text), f"at position {position}: {problem}", remedy)

@@ -1,14 +1,16 @@
 """The base of every configuration class: frozen, no unknown key, all violations at once.
 
-A failed construction, direct or through a parent, raises one `ConfigError` that holds every broken
-field and every broken rule with its dotted path. Rules are methods marked with `@rule(fields...)`: a
-rule still speaks when other fields are wrong, and keeps silent when a field that it reads is wrong.
+A failed construction, direct or through a parent, raises one `ConfigError` that holds every
+broken field and every broken rule with its dotted path. Rules are methods marked with
+`@rule(fields...)`: a rule still speaks when other fields are wrong, and keeps silent when a field
+that it reads is wrong.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
@@ -31,7 +33,7 @@ RuleMethod = TypeVar("RuleMethod", bound=Callable[[Any], Violation | None])
 
 
 def rule(*reads: str) -> Callable[[RuleMethod], RuleMethod]:
-    """Mark a method as a rule over the dotted field paths it reads; it returns a Violation or None."""
+    """Mark a method as a rule over these dotted paths; it returns a Violation or None."""
 
     def mark(method: RuleMethod) -> RuleMethod:
         method.rule_reads = reads  # type: ignore[attr-defined]
@@ -68,6 +70,9 @@ class StrictModel(BaseModel):
         broken = _apply_rules(self)
         if broken:
             raise ConfigError(broken)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError([Violation(name, repr(value), "is frozen", "build anew: with_changes")])
 
     @classmethod
     def model_validate(cls, obj: Any, **kwargs: Any) -> Self:
@@ -153,7 +158,7 @@ def _judge_the_rest(
         try:
             BaseModel.__init__(probe, **rest)
         except ValidationError as error:
-            # a default in a wrong field's place broke its neighbours, or a required field is missing
+            # a default in a wrong field's place broke a section, or a required field is missing
             names = {str(line["loc"][0]) for line in error.errors(include_url=False) if line["loc"]}
             if not names & rest.keys():
                 return []
@@ -186,7 +191,7 @@ def _list_violations(cls: type[StrictModel], error: ValidationError) -> list[Vio
         nested = line.get("ctx", {}).get("error")
         if isinstance(nested, ConfigError):
             found += [
-                Violation(f"{path}.{inner.where}", inner.found, inner.allowed, inner.remedy)
+                replace(inner, where=f"{path}.{inner.where}".strip("."))
                 for inner in nested.violations
             ]
         else:
@@ -209,7 +214,7 @@ def _translate(cls: type[StrictModel], path: str, kind: str, message: str, value
 
 
 def _suggest_elsewhere(cls: type[StrictModel], found: list[Violation]) -> list[Violation]:
-    """Give an unknown key the path of the field of that name in another section, if there is one."""
+    """Point an unknown key at the field of that name in another section, if there is one."""
     paths = list(field_paths(cls))
     result = []
     for violation in found:

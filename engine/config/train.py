@@ -6,6 +6,7 @@ model is checked by `fsdpbench.engine.topology`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -16,7 +17,7 @@ from fsdpbench.engine.config.optimizer import OptimizerConfig
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy, parse_backend
 from fsdpbench.engine.config.strict import Count, Flag, NonNegativeInt, Positive, StrictModel, rule
 from fsdpbench.engine.config.weight_sync import WeightUpdateMode, refuse_awex
-from fsdpbench.errors import Violation
+from fsdpbench.errors import ConfigError, Violation
 
 
 class TrainEngineConfig(StrictModel):
@@ -77,7 +78,10 @@ class TrainEngineConfig(StrictModel):
     @classmethod
     def _backend_parses(cls, value: Any) -> Any:
         if value:
-            parse_backend(value)
+            try:
+                parse_backend(value)
+            except ConfigError as error:  # the parent adds the field's path
+                raise ConfigError([replace(v, where="") for v in error.violations]) from None
         return value
 
     @property

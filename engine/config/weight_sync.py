@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from fsdpbench.engine.config.strict import Count, StrictModel, rule
+from fsdpbench.engine.config.strict import StrictModel, rule
 from fsdpbench.errors import Violation
 
 WeightUpdateMode = Literal["xccl", "disk"]
@@ -27,8 +27,6 @@ class WeightUpdateMeta(StrictModel):
     """Broadcast through a process group (xccl) or a Hugging Face folder (disk)."""
     path: str | None = None
     """Folder that both sides reach; disk only."""
-    bucket_bytes: Count = 1 << 29
-    """Most bytes packed into one broadcast; xccl only."""
 
     _refuse_awex = field_validator("type", mode="before")(refuse_awex)
 
