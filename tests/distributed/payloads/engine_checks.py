@@ -172,3 +172,11 @@ def trace(rank: int, world_size: int, config: dict[str, Any], folder: str) -> di
             ],
             "kernel": engine.attention_kernel_name,
         }
+
+
+def overfit(rank: int, world_size: int, config: dict[str, Any]) -> tuple[list[float], float]:
+    """Train 12 steps on one batch; return the losses and the loss afterwards."""
+    with running(config) as engine:
+        batch = make_batch(0, own_rows(engine))
+        losses = [engine.train_lm(batch)["loss"] for _ in range(12)]
+        return losses, engine.evaluate_lm(batch)["loss"]
