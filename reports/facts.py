@@ -1,0 +1,157 @@
+"""The facts around the numbers: headline figures, environment, commit and commands.
+
+A fact that differs between trials is shown with all its values, so that no reader takes two
+machines or two commits for one.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.bench.records import Record, TrialStatus
+from fsdpbench.errors import list_names
+from fsdpbench.reports.axes import name_trial, plan_axes
+from fsdpbench.reports.failures import count_statuses
+from fsdpbench.reports.ranking import is_cpu_run, rank_records
+from fsdpbench.reports.tables import ABSENT, format_count, format_value, median, sort_finite
+from fsdpbench.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name and its value as text; `differs` when the trials do not agree on it."""
+
+    name: str
+    value: str
+    differs: bool = False
+    code: bool = False  # a command or a formula, shown in a fixed-width face
+
+
+@dataclass(frozen=True)
+class Headline:
+    """One figure of the summary: what it is, the figure, and one line about it."""
+
+    name: str
+    figure: str
+    detail: str = ""
+
+
+def build_headlines(records: Sequence[Record]) -> list[Headline]:
+    """Build the figures that open a report: best trial, spread, memory of the best, outcome."""
+    ranked = rank_records(records)
+    measured = [
+        record
+        for record in ranked
+        if record.status is TrialStatus.OK and record.tokens_per_second is not None
+    ]
+    counts = ", ".join(f"{count} {status}" for status, count in count_statuses(records))
+    outcome = Headline("Points", str(len(records)), counts or "no record yet")
+    if not measured:
+        return [Headline("Best", ABSENT, "no trial was measured"), outcome]
+    best, slowest = measured[0], measured[-1]
+    axes = plan_axes(ranked)
+    headlines = [
+        Headline(
+            "Best",
+            f"{format_count(best.tokens_per_second or 0.0)} tokens/s",
+            name_trial(best.axes, axes, best.id, limit=90),
+        )
+    ]
+    steps = sort_finite(best.step_seconds)
+    if steps:
+        step = format_seconds(median(steps))
+        detail = f"median of {len(steps)} steps of the best trial"
+        headlines.append(Headline("Step time", step, detail))
+    if len(measured) > 1 and slowest.tokens_per_second and best.tokens_per_second:
+        ratio = best.tokens_per_second / slowest.tokens_per_second
+        label = name_trial(slowest.axes, axes, slowest.id, limit=90)
+        headlines.append(Headline("Best over slowest", f"{ratio:.2f} x", f"slowest: {label}"))
+    headlines.append(_memory_headline(best, is_cpu_run(ranked)))
+    headlines.append(outcome)
+    return headlines
+
+
+def _memory_headline(best: Record, on_cpu: bool) -> Headline:
+    if on_cpu or best.peak_device_bytes is None:
+        return Headline("Peak host memory", format_bytes(best.peak_host_bytes), "of the best trial")
+    return Headline("Peak device memory", format_bytes(best.peak_device_bytes), "of the best trial")
+
+
+def build_environment(records: Sequence[Record]) -> list[Fact]:
+    """Merge the environments of all trials, nested keys joined by dots."""
+    values: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, value in _flatten(record.environment):
+            values.setdefault(name, {})[format_value(value)] = None
+    return [_fact(name, list(found)) for name, found in values.items()]
+
+
+def build_measurement(records: Sequence[Record]) -> list[Fact]:
+    """Build the facts of how the numbers were taken: model, code, workload, formula, kernel."""
+    fields: tuple[tuple[str, list[Any]], ...] = (
+        ("model", [record.model for record in records]),
+        ("device", [record.device for record in records]),
+        ("world size", [record.world_size for record in records]),
+        ("commit", [_commit(record) for record in records]),
+        ("attention kernel", [record.attention_kernel for record in records]),
+        ("warm-up steps", [record.warmup_steps for record in records if record.step_seconds]),
+    )
+    facts = [_fact(name, _texts(found)) for name, found in fields if _texts(found)]
+    workload: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, value in _flatten(record.workload):
+            if value is not None:
+                workload.setdefault(name, {})[format_value(value)] = None
+    facts += [_fact(f"workload {name}", list(found)) for name, found in workload.items()]
+    formulas = _texts([record.mfu_formula for record in records], limit=1000)
+    facts += [Fact("MFU formula", formula, code=True) for formula in formulas]
+    return facts
+
+
+def build_commands(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Fact]:
+    """Build the commands: the one that made the sweep and the one that repeats the best trial."""
+    facts = []
+    created = sweep.get("created_at") or min(
+        (record.started_at for record in records if record.started_at), default=None
+    )
+    if created:
+        facts.append(Fact("created", format_value(created)))
+    argv = sweep.get("argv")
+    if isinstance(argv, list) and argv:
+        facts.append(Fact("sweep command", shlex.join(map(str, argv)), code=True))
+    if sweep.get("seed") is not None:
+        facts.append(Fact("sweep seed", format_value(sweep["seed"])))
+    ranked = rank_records(records)
+    if ranked and ranked[0].status is TrialStatus.OK and ranked[0].command:
+        facts.append(Fact("best trial", shlex.join(ranked[0].command), code=True))
+    total = sum(record.duration_seconds or 0.0 for record in records)
+    if total:
+        facts.append(Fact("time in trials", format_seconds(total)))
+    return facts
+
+
+def _commit(record: Record) -> str | None:
+    if record.commit is None:
+        return None
+    return f"{record.commit[:12]}, with uncommitted changes" if record.dirty else record.commit[:12]
+
+
+def _texts(values: Sequence[Any], limit: int = 200) -> list[str]:
+    return list(dict.fromkeys(format_value(value, limit) for value in values if value is not None))
+
+
+def _fact(name: str, values: Sequence[str]) -> Fact:
+    if len(values) == 1:
+        return Fact(name, values[0])
+    return Fact(name, f"differs: {list_names(values)}", differs=True)
+
+
+def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

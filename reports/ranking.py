@@ -1,0 +1,206 @@
+"""The ranking: every trial that was started, best first, with what was measured.
+
+Trials are ordered by tokens per second of the whole job. Only status `ok` is ranked; a
+contaminated trial keeps its numbers below them, then the failures. Points that were never
+started (invalid, pruned) have a table of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdpbench.bench.records import Record, TrialStatus
+from fsdpbench.reports.axes import Axes, plan_axes
+from fsdpbench.reports.tables import (
+    Cell,
+    Column,
+    Row,
+    Table,
+    absent,
+    bytes_cell,
+    difference_cell,
+    percent_cell,
+    rate_cell,
+    seconds_cell,
+    text_cell,
+)
+
+NOT_STARTED = (TrialStatus.INVALID, TrialStatus.PRUNED)
+GPU_COLUMNS = ("mfu", "peak_device", "peak_reserved", "device_total")
+CPU_NOTE = (
+    "These trials ran on CPU processes, which have no device memory to report and no peak "
+    "FLOP/s to take MFU of; those columns are left out."
+)
+MIXED_SIZES_NOTE = (
+    "The trials use different world sizes: the order is by tokens/s of the whole job; "
+    "the column {rate} compares their efficiency."
+)
+
+
+def rank_records(records: Sequence[Record]) -> list[Record]:
+    """Return the started trials in ranking order: ok by tokens/s, contaminated, failures."""
+    started = [record for record in records if record.status not in NOT_STARTED]
+    return sorted(started, key=_ranking_key)
+
+
+def is_cpu_run(records: Sequence[Record]) -> bool:
+    """Say whether no trial used a GPU."""
+    return bool(records) and all(record.device == "cpu" for record in records)
+
+
+def best_rate(records: Sequence[Record]) -> float | None:
+    """Return the highest tokens/s of the ok trials."""
+    rates = [
+        record.tokens_per_second
+        for record in records
+        if record.status is TrialStatus.OK and record.tokens_per_second is not None
+    ]
+    return max(rates, default=None)
+
+
+def build_ranking(records: Sequence[Record]) -> Table:
+    """Build the ranking of a run's records, in whatever order they come."""
+    ranked = rank_records(records)
+    axes = plan_axes(ranked)
+    best = best_rate(ranked)
+    on_cpu = is_cpu_run(ranked)
+    notes = []
+    if axes.constant:
+        same = ", ".join(f"{title}={value}" for title, value in axes.constant)
+        notes.append(f"The same in every trial: {same}.")
+    per_device = "process" if on_cpu else "GPU"
+    if len({record.world_size for record in ranked if record.status is TrialStatus.OK}) > 1:
+        notes.append(MIXED_SIZES_NOTE.format(rate=f"tokens/s/{per_device}"))
+    table = Table(
+        title="Ranking",
+        caption=_caption(ranked),
+        columns=_columns(axes, per_device),
+        rows=tuple(_row(place, record, axes, best) for place, record in enumerate(ranked, start=1)),
+        notes=tuple(notes),
+    )
+    table = table.without(_columns_to_leave_out(ranked, on_cpu))
+    if on_cpu:
+        return Table(
+            table.title, table.caption, table.columns, table.rows, (*table.notes, CPU_NOTE)
+        )
+    return table
+
+
+def _ranking_key(record: Record) -> tuple[int, float, str]:
+    order = {TrialStatus.OK: 0, TrialStatus.CONTAMINATED: 1}.get(record.status, 2)
+    return order, -(record.tokens_per_second or 0.0), record.id
+
+
+def _caption(ranked: Sequence[Record]) -> str:
+    measured = sum(record.status is TrialStatus.OK for record in ranked)
+    if not ranked:
+        return "No trial has been started."
+    if not measured:
+        return f"None of the {len(ranked)} trials that were started finished."
+    return f"{measured} of {len(ranked)} started trials measured, best first by tokens/s."
+
+
+def _columns_to_leave_out(ranked: Sequence[Record], on_cpu: bool) -> list[str]:
+    left_out = list(GPU_COLUMNS) if on_cpu else []
+    if on_cpu and any(record.mfu is not None for record in ranked):
+        left_out.remove("mfu")
+    if len({record.world_size for record in ranked}) <= 1:
+        left_out.append("world_size")
+    return left_out
+
+
+def _columns(axes: Axes, per_device: str) -> tuple[Column, ...]:
+    processes = "processes" if per_device == "process" else "GPUs"
+    return (
+        Column("place", "#", numeric=True, hint="Place by tokens/s; only ok trials have one."),
+        *(Column(f"axis:{axis.path}", axis.title, hint=axis.path) for axis in axes.varied),
+        Column("world_size", processes, numeric=True, hint="World size", priority=3),
+        Column("rate", "tokens/s", numeric=True, hint="Real tokens per second of the whole job."),
+        Column(
+            "difference",
+            "vs best",
+            numeric=True,
+            hint="Difference of tokens/s to the best trial, in per cent of the best.",
+            priority=1,
+        ),
+        Column(
+            "rate_per_device",
+            f"tokens/s/{per_device}",
+            numeric=True,
+            hint=f"Tokens per second divided by the number of {processes}.",
+            priority=5,
+        ),
+        Column(
+            "step",
+            "step median",
+            numeric=True,
+            hint="Median time of the steps after warm-up; below it the lowest, the highest and "
+            "the number of steps.",
+            priority=2,
+        ),
+        Column("mfu", "MFU", numeric=True, hint="Model FLOP/s utilisation.", priority=4),
+        Column(
+            "peak_device",
+            "peak device",
+            numeric=True,
+            hint="peak_device_bytes: most bytes that the allocator gave out, maximum over ranks.",
+            priority=3,
+        ),
+        Column(
+            "peak_reserved",
+            "peak reserved",
+            numeric=True,
+            hint="peak_reserved_bytes: most bytes that the allocator held, maximum over ranks.",
+            priority=7,
+        ),
+        Column(
+            "device_total",
+            "device total",
+            numeric=True,
+            hint="device_total_bytes: most bytes in use on a device as nvidia-smi shows them.",
+            priority=8,
+        ),
+        Column(
+            "peak_host",
+            "peak host",
+            numeric=True,
+            hint="peak_host_bytes: most resident host memory.",
+            priority=6,
+        ),
+        Column("status", "status", hint="How the trial ended."),
+    )
+
+
+def _row(place: int, record: Record, axes: Axes, best: float | None) -> Row:
+    ok = record.status is TrialStatus.OK
+    missing = "not recorded" if ok else f"not measured: the trial ended as {record.status.value}"
+    cells = (
+        Cell(str(place), float(place)) if ok else absent(f"not ranked: {record.status.value}"),
+        *(
+            text_cell(record.axes[axis.path])
+            if record.axes.get(axis.path) is not None
+            else Cell("null" if axis.path in record.axes else "-", reason="not set in this trial")
+            for axis in axes.varied
+        ),
+        text_cell(record.world_size, missing),
+        rate_cell(record.tokens_per_second, missing),
+        difference_cell(record.tokens_per_second if ok else None, best, missing),
+        rate_cell(record.tokens_per_second_per_gpu, missing),
+        seconds_cell(record.step_seconds, missing),
+        percent_cell(record.mfu, missing if not ok else "the device's peak FLOP/s is not known"),
+        bytes_cell(record.peak_device_bytes, missing),
+        bytes_cell(record.peak_reserved_bytes, missing),
+        bytes_cell(record.device_total_bytes, "NVML was not available" if ok else missing),
+        bytes_cell(record.peak_host_bytes, missing),
+        _status_cell(record),
+    )
+    return Row(record.id, cells, tone="" if ok else "bad")
+
+
+def _status_cell(record: Record) -> Cell:
+    if record.status is TrialStatus.OK:
+        return Cell(
+            "ok, unstable" if record.unstable else "ok", tone="warn" if record.unstable else "good"
+        )
+    tone = "warn" if record.status is TrialStatus.CONTAMINATED else "bad"
+    return Cell(record.status.value, tone=tone)
