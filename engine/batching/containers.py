@@ -84,6 +84,17 @@ class MicroBatchList:
         return self.microbatches[number]
 
     @property
+    def row_lengths(self) -> list[int]:
+        """Real tokens of each row of the input batch."""
+        lengths = [0] * self.num_sequences
+        for microbatch in self.microbatches:
+            for row, length in zip(
+                microbatch.sequence_indices, microbatch.sequence_lengths, strict=True
+            ):
+                lengths[row] = length
+        return lengths
+
+    @property
     def num_real_tokens(self) -> int:
         """Tokens of the batch, padding not counted."""
         return sum(microbatch.num_real_tokens for microbatch in self.microbatches)

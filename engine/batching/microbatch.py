@@ -79,33 +79,27 @@ def reorder_and_pad_outputs(
     microbatches: MicroBatchList,
     output_seqlens: Sequence[int] | None = None,
     aggregate_fn: Callable[[list[torch.Tensor]], torch.Tensor] = torch.cat,
-    *,
-    pad_to_length: int | None = None,
 ) -> torch.Tensor:
     """Undo packing: outputs [T, ...] of each micro-batch become rows [B, L, ...], 0 after the ends.
 
-    `output_seqlens` are the values per row of the batch (default: one a token); what an output
-    holds beyond those of its micro-batch's sequences is padding and dropped. L is the longest row,
-    or `pad_to_length`.
+    `output_seqlens` are the values per row of the batch; L is then the longest row. By default they
+    are one a token, and L is the batch's width. What an output holds beyond the values of its
+    micro-batch's sequences is padding and dropped.
     """
     if output_seqlens is None:
-        lengths = [0] * microbatches.num_sequences
-        for microbatch in microbatches:
-            for row, length in zip(
-                microbatch.sequence_indices, microbatch.sequence_lengths, strict=True
-            ):
-                lengths[row] = length
+        lengths, width = microbatches.row_lengths, microbatches.num_positions
     else:
-        lengths = list(output_seqlens)
+        lengths, width = list(output_seqlens), max(output_seqlens)
     order = [row for microbatch in microbatches for row in microbatch.sequence_indices]
     kept = [
         output[: sum(lengths[row] for row in microbatch.sequence_indices)]
         for output, microbatch in zip(outputs, microbatches, strict=True)
     ]
     packed = aggregate_fn(kept)
-    width = max([pad_to_length or 0, *lengths])
     rows = packed.new_zeros((len(lengths), width, *packed.shape[1:]))
-    for row, values in zip(order, packed.split([lengths[row] for row in order]), strict=True):
+    for row, values in zip(
+        order, torch.split(packed, [lengths[row] for row in order]), strict=True
+    ):
         rows[row, : lengths[row]] = values
     return rows
 

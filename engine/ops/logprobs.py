@@ -9,6 +9,7 @@ Shapes: T tokens, H hidden, V local vocabulary (this rank's shard), K columns of
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +58,9 @@ def fused_logprobs(
     rank's part of a sum over tp, which the caller takes; that of `weight` is whole.
     Collective over: tp (forward only).
     """
-    return _FusedLogprobs.apply(
-        hidden,
-        weight,
-        labels,
-        _Head(temperature, chunk_size, tp_group, vocab_start, with_entropy, logit_softcap),
-    )
+    head = _Head(temperature, chunk_size, tp_group, vocab_start, with_entropy, logit_softcap)
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _FusedLogprobs.apply
+    return run(hidden, weight, labels, head)
 
 
 def gather_logprobs(
@@ -74,7 +72,8 @@ def gather_logprobs(
 ) -> torch.Tensor:
     """Return log p(labels) [...] in fp32 from logits [..., V], computed in chunks of tokens.
 
-    With a tp group the vocabulary is sharded: ranks hold equal shards in rank order, and each receives its own shard's gradient.
+    With a tp group the vocabulary is sharded: ranks hold equal shards in rank order, and each
+    receives its own shard's gradient.
     Collective over: tp (forward only).
     """
     return _gather(logits, labels, temperature, tp_group, chunk_size, with_entropy=False)[0]
@@ -91,7 +90,11 @@ def gather_logprobs_entropy(
 
     Collective over: tp (forward only).
     """
-    return _gather(logits, labels, temperature, tp_group, chunk_size, with_entropy=True)
+    logprobs, entropy = _gather(
+        logits, labels, temperature, tp_group, chunk_size, with_entropy=True
+    )
+    assert entropy is not None
+    return logprobs, entropy
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class _FusedLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.head, ctx.spans = head, spans
         ctx.save_for_backward(hidden, weight, labels, logsumexp, entropy)
-        return _mask_ignored(labels, statistics.target - logsumexp, entropy)
+        return _mask_results(labels, statistics.target - logsumexp, entropy)
 
     @staticmethod
     @once_differentiable
@@ -147,9 +150,7 @@ class _FusedLogprobs(torch.autograd.Function):
         hidden, weight, labels, logsumexp, entropy = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return None, None, None, None
-        gradients = SoftmaxGradients(
-            logsumexp, entropy, *_mask_ignored(labels, grad_logprobs, grad_entropy)
-        )
+        gradients = _mask_gradients(labels, logsumexp, entropy, grad_logprobs, grad_entropy)
         grad_hidden = torch.zeros_like(hidden, dtype=logsumexp.dtype)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start, stop in ctx.spans:
@@ -204,9 +205,27 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.mm(left.float(), right.float())
 
 
-def _mask_ignored(labels: torch.Tensor, *values: torch.Tensor | None) -> tuple[Any, ...]:
+def _mask_results(
+    labels: torch.Tensor, logprobs: torch.Tensor, entropy: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     kept = labels != IGNORED_LABEL
-    return tuple(None if value is None else torch.where(kept, value, 0.0) for value in values)
+    return (
+        torch.where(kept, logprobs, 0.0),
+        None if entropy is None else torch.where(kept, entropy, 0.0),
+    )
+
+
+def _mask_gradients(
+    labels: torch.Tensor,
+    logsumexp: torch.Tensor,
+    entropy: torch.Tensor | None,
+    grad_logprobs: torch.Tensor | None,
+    grad_entropy: torch.Tensor | None,
+) -> SoftmaxGradients:
+    if grad_logprobs is None:
+        grad_logprobs = torch.zeros_like(logsumexp)
+    grad_logprobs, grad_entropy = _mask_results(labels, grad_logprobs, grad_entropy)
+    return SoftmaxGradients(logsumexp, entropy, grad_logprobs, grad_entropy)
 
 
 def _gather(
@@ -220,9 +239,8 @@ def _gather(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     vocab_start = 0 if tp_group is None else tp_group.rank() * logits.shape[-1]
     head = _Head(temperature, chunk_size, tp_group, vocab_start, with_entropy, None)
-    logprobs, entropy = _GatheredLogprobs.apply(
-        logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), head
-    )
+    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _GatheredLogprobs.apply
+    logprobs, entropy = run(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), head)
     return logprobs.view(labels.shape), None if entropy is None else entropy.view(labels.shape)
 
 
@@ -249,7 +267,7 @@ class _GatheredLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.head, ctx.spans = head, spans
         ctx.save_for_backward(logits, labels, columns, inside, logsumexp, entropy)
-        return _mask_ignored(labels, statistics.target - logsumexp, entropy)
+        return _mask_results(labels, statistics.target - logsumexp, entropy)
 
     @staticmethod
     @once_differentiable
@@ -259,9 +277,7 @@ class _GatheredLogprobs(torch.autograd.Function):
         logits, labels, columns, inside, logsumexp, entropy = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return None, None, None
-        gradients = SoftmaxGradients(
-            logsumexp, entropy, *_mask_ignored(labels, grad_logprobs, grad_entropy)
-        )
+        gradients = _mask_gradients(labels, logsumexp, entropy, grad_logprobs, grad_entropy)
         grad_logits = torch.empty_like(logits)
         for start, stop in ctx.spans:
             shaped = ctx.head.shape_tile(_copy_to_float(logits[start:stop]))

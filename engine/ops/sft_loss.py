@@ -30,7 +30,7 @@ def sft_loss(inputs: LossInputs) -> LossOutputs:
     """Return the weighted sum of negative log-likelihoods."""
     weights = weigh_tokens(inputs.microbatch)
     loss = -(inputs.logprobs * weights).sum()
-    stats = {"num_loss_tokens": weights.count_nonzero()}
+    stats = {}
     if inputs.entropy is not None:
         stats["entropy"] = (inputs.entropy.detach() * weights).sum()
     return LossOutputs(loss=loss, stats=stats)

@@ -67,11 +67,11 @@ def merge_tiles(left: SoftmaxStatistics, right: SoftmaxStatistics) -> SoftmaxSta
     """Merge two disjoint parts of the vocabulary."""
     maximum = torch.maximum(left.maximum, right.maximum)
     left, right = _rescale(left, maximum), _rescale(right, maximum)
+    weighted = None
+    if left.weighted is not None and right.weighted is not None:
+        weighted = left.weighted + right.weighted
     return SoftmaxStatistics(
-        maximum,
-        left.sum_exp + right.sum_exp,
-        None if left.weighted is None else left.weighted + right.weighted,
-        left.target + right.target,
+        maximum, left.sum_exp + right.sum_exp, weighted, left.target + right.target
     )
 
 
@@ -120,7 +120,7 @@ class SoftmaxGradients:
 
     logsumexp: torch.Tensor
     entropy: torch.Tensor | None
-    grad_logprobs: torch.Tensor | None
+    grad_logprobs: torch.Tensor
     grad_entropy: torch.Tensor | None  # None if no gradient came through the entropy
 
     def select(self, start: int, stop: int) -> SoftmaxGradients:
@@ -128,7 +128,7 @@ class SoftmaxGradients:
         return SoftmaxGradients(
             self.logsumexp[start:stop],
             None if self.entropy is None else self.entropy[start:stop],
-            None if self.grad_logprobs is None else self.grad_logprobs[start:stop],
+            self.grad_logprobs[start:stop],
             None if self.grad_entropy is None else self.grad_entropy[start:stop],
         )
 
@@ -140,15 +140,11 @@ class SoftmaxGradients:
         d logprob / dz_j = [j is the label] - p_j; d entropy / dz_j = -p_j (log p_j + entropy).
         """
         log_probs = logits_NK.sub_(self.logsumexp[:, None])
-        if self.grad_entropy is None:
+        if self.grad_entropy is None or self.entropy is None:
             grad = log_probs.exp_().mul_(self.grad_logprobs.neg()[:, None])
         else:
             probs = log_probs.exp()
             factor = log_probs.add_(self.entropy[:, None]).mul_(self.grad_entropy[:, None])
-            if self.grad_logprobs is not None:
-                factor.add_(self.grad_logprobs[:, None])
-            grad = factor.mul_(probs).neg_()
-        if self.grad_logprobs is not None:
-            at_label = torch.where(inside_N, self.grad_logprobs, 0.0)
-            grad.scatter_add_(1, columns_N[:, None], at_label[:, None])
-        return grad
+            grad = factor.add_(self.grad_logprobs[:, None]).mul_(probs).neg_()
+        at_label = torch.where(inside_N, self.grad_logprobs, 0.0)
+        return grad.scatter_add_(1, columns_N[:, None], at_label[:, None])
