@@ -107,9 +107,8 @@ def build_parts(
     logger.info("weights in place after %.1f s", time.perf_counter() - started)
     optimizer = scheduler = None
     if config.optimizer is not None:
-        optimizer = build_optimizer(
-            model.named_parameters(), config.optimizer, config.optimizer_dtype
-        )
+        master = getattr(torch, config.optimizer_dtype)
+        optimizer = build_optimizer(model.parameters(), config.optimizer, master)
         scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
     return EngineParts(
         config=config,

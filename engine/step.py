@@ -152,7 +152,7 @@ def apply_optimizer_step(parts: EngineParts) -> torch.Tensor:
         norm = gradient_norm(parts.model.parameters())
         verdict = plan_clipping(norm, settings.gradient_clipping)
     with parts.tracer.span("optimizer", "compute"):
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
     return torch.stack([verdict.norm.float(), verdict.found_inf.float()])
 
 
