@@ -75,7 +75,8 @@ class Device:
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Enqueue the work of the `with` body on `stream`."""
-        return self.module.stream(stream)
+        context: AbstractContextManager[Any] = self.module.stream(stream)
+        return context
 
     def current_stream(self) -> Any:
         """Return the stream that work is enqueued on now."""

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from fsdpbench.engine.optim.clip import ClipVerdict
-from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer, divisor
+from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer, StepGuard
 from fsdpbench.engine.optim.shards import local_gradient, local_tensor
 
 
@@ -37,7 +36,7 @@ class AdamW(ShardedOptimizer):
         return {"exp_avg": param.dtype, "exp_avg_sq": param.dtype}
 
     def update_shards(
-        self, group: dict[str, Any], params: list[torch.nn.Parameter], clip: ClipVerdict | None
+        self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
         """Run the fused kernel over the shards of one device."""
         beta1, beta2 = group["betas"]
@@ -49,8 +48,8 @@ class AdamW(ShardedOptimizer):
             [],
             self.local_states(params, STEP),
             fused=True,
-            grad_scale=divisor(clip),
-            found_inf=None if clip is None else clip.found_inf,
+            grad_scale=guard.grad_scale,
+            found_inf=guard.found_inf,
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

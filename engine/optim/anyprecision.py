@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from fsdpbench.engine.optim.clip import ClipVerdict
 from fsdpbench.engine.optim.multi_tensor import Piece, plan_chunks
-from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer
+from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer, StepGuard
 from fsdpbench.engine.optim.shards import flat_view, local_gradient, local_tensor
 
 CHUNK_ELEMENTS = 1 << 22  # six float32 temporaries of it: 96 MiB
@@ -57,32 +56,31 @@ class AnyPrecisionAdamW(ShardedOptimizer):
         return dtypes
 
     def update_shards(
-        self, group: dict[str, Any], params: list[torch.nn.Parameter], clip: ClipVerdict | None
+        self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
         """Update the shards of one device, dtype by dtype, chunk by chunk."""
         for dtype in dict.fromkeys(param.dtype for param in params):
-            self._update_same_dtype(group, [p for p in params if p.dtype == dtype], clip)
+            self._update_same_dtype(group, [p for p in params if p.dtype == dtype], guard)
 
     def _update_same_dtype(
-        self, group: dict[str, Any], params: list[torch.nn.Parameter], clip: ClipVerdict | None
+        self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
         steps = self.local_states(params, STEP)
         torch._foreach_add_(steps, 1.0)
-        if clip is not None:
-            torch._foreach_sub_(steps, [clip.found_inf] * len(steps))
+        if guard.found_inf is not None:
+            torch._foreach_sub_(steps, [guard.found_inf] * len(steps))
         sizes, floors = _step_sizes(torch.stack(steps), group)
         flat = {"param": [flat_view(local_tensor(param)) for param in params]}
         flat["grad"] = [flat_view(local_gradient(param)) for param in params]
         for name in self.state_dtypes(params[0]):
             flat[name] = [flat_view(state) for state in self.local_states(params, name)]
-        skip = None if clip is None else clip.found_inf.bool()
-        scale = None if clip is None else clip.scale
+        skip = None if guard.found_inf is None else guard.found_inf.bool()
         lengths = [shard.numel() for shard in flat["param"]]
         for chunk in plan_chunks(lengths, CHUNK_ELEMENTS):
             views = {name: _views(tensors, chunk) for name, tensors in flat.items()}
             old = {name: _join(tensors) for name, tensors in views.items()}
             size, floor = _spread(sizes, chunk), _spread(floors, chunk)
-            new = _step_chunk(old, size, floor, scale, group)
+            new = _step_chunk(old, size, floor, guard.grad_scale, group)
             for name, value in new.items():
                 _write(views[name], old[name], value, skip)
 
@@ -91,7 +89,7 @@ def _step_chunk(
     old: dict[str, torch.Tensor],
     size: torch.Tensor,
     floor: torch.Tensor,
-    scale: torch.Tensor | None,
+    grad_scale: torch.Tensor | None,
     group: dict[str, Any],
 ) -> dict[str, torch.Tensor]:
     """Compute one chunk's new values in float32 (or the parameter's wider type)."""
@@ -99,8 +97,8 @@ def _step_chunk(
     wide = torch.promote_types(old["param"].dtype, torch.float32)
     param = old["param"].to(wide)
     grad = old.pop("grad").to(wide)
-    if scale is not None:
-        grad = grad * scale
+    if grad_scale is not None:
+        grad = grad / grad_scale
     exp_avg = old["exp_avg"].to(wide).lerp(grad, 1 - beta1)
     exp_avg_sq = old["exp_avg_sq"].to(wide).mul(beta2).addcmul_(grad, grad, value=1 - beta2)
     del grad
@@ -151,4 +149,4 @@ def _write(
     if skip is not None:
         rounded = torch.where(skip, old, rounded)
     lengths = [view.numel() for view in views]
-    torch._foreach_copy_(views, list(rounded.split(lengths)))
+    torch._foreach_copy_(views, list(torch.split(rounded, lengths)))

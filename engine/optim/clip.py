@@ -2,7 +2,8 @@
 
 norm^2 = sum over parameters of the squares of the local shard, summed over the axes on which that
 parameter is cut; axes with copies count once. One all-reduce per axis, whatever the mix. The host
-reads nothing: coefficient and verdict stay on the device and are applied inside the optimizer's step.
+reads nothing: coefficient and verdict stay on the device and are applied inside the optimizer's
+step.
 """
 
 from __future__ import annotations
@@ -28,19 +29,13 @@ class ClipVerdict:
     """What a step is to do with its gradients; every field is a 0-D tensor on the device."""
 
     norm: torch.Tensor
-    scale: (
-        torch.Tensor | None
-    )  # factor of the gradients, at most 1; None: gradients stay as they are
-    found_inf: (
-        torch.Tensor
-    )  # 1.0: the norm is not finite and the step must change nothing; else 0.0
+    scale: torch.Tensor | None  # factor of the gradients, at most 1; None: no scaling
+    found_inf: torch.Tensor  # 1.0: not finite, the step must change nothing; else 0.0
 
-    def on(self, device: torch.device) -> ClipVerdict:
-        """Return the verdict on another device; waits only when it moves to the CPU."""
-        if self.norm.device == device:
-            return self
-        scale = None if self.scale is None else self.scale.to(device)
-        return ClipVerdict(self.norm.to(device), scale, self.found_inf.to(device))
+    @property
+    def grad_scale(self) -> torch.Tensor | None:
+        """What an optimizer divides gradients by, as torch's fused optimizers name it."""
+        return None if self.scale is None else self.scale.reciprocal()
 
 
 @torch.no_grad()
@@ -57,7 +52,7 @@ def gradient_norm(params: Iterable[torch.nn.Parameter]) -> torch.Tensor:
     grads: dict[tuple[str, ...], list[torch.Tensor]] = {}
     device = torch.device("cpu")
     for param in params:
-        cut_over = {group.group_name: group for group in sharding_groups(param)}
+        cut_over = {str(group.group_name): group for group in sharding_groups(param)}
         groups |= cut_over
         members = grads.setdefault(tuple(cut_over), [])
         shard = local_tensor(param)
@@ -65,9 +60,8 @@ def gradient_norm(params: Iterable[torch.nn.Parameter]) -> torch.Tensor:
             device = shard.device
         if param.grad is not None:
             members.append(local_tensor(param.grad))
-    squares = {
-        key: multi_tensor_l2norm(members).to(device).square() for key, members in grads.items()
-    }
+    norms = {key: multi_tensor_l2norm(members).to(device) for key, members in grads.items()}
+    squares = {key: norm.square() for key, norm in norms.items()}
     return _sum_over_groups(squares, groups, device).sqrt()
 
 

@@ -54,7 +54,8 @@ def multi_tensor_l2norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(())
     norms = [_norms_of(group) for group in groups.values()]
     target = norms[0]
-    return torch.linalg.vector_norm(torch.cat([norm.to(target) for norm in norms]))
+    total: torch.Tensor = torch.linalg.vector_norm(torch.cat([norm.to(target) for norm in norms]))
+    return total
 
 
 @torch.no_grad()
@@ -78,5 +79,6 @@ def _by_device_and_dtype(
 def _norms_of(tensors: list[torch.Tensor]) -> torch.Tensor:
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     if tensors[0].device.type == "cpu":
-        tensors = [piece for t in tensors for piece in t.reshape(-1).split(CPU_NORM_ELEMENTS)]
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        tensors = [piece for tensor in flat for piece in torch.split(tensor, CPU_NORM_ELEMENTS)]
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.optim.sgd import sgd
 
-from fsdpbench.engine.optim.clip import ClipVerdict
-from fsdpbench.engine.optim.sharded import ShardedOptimizer, divisor
+from fsdpbench.engine.optim.sharded import ShardedOptimizer, StepGuard
 from fsdpbench.engine.optim.shards import local_gradient, local_tensor
 
 
@@ -26,7 +25,7 @@ class SGD(ShardedOptimizer):
         return {}
 
     def update_shards(
-        self, group: dict[str, Any], params: list[torch.nn.Parameter], clip: ClipVerdict | None
+        self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
         """Run the fused kernel over the shards of one device."""
         sgd(
@@ -34,8 +33,8 @@ class SGD(ShardedOptimizer):
             [local_gradient(param) for param in params],
             [None] * len(params),
             fused=True,
-            grad_scale=divisor(clip),
-            found_inf=None if clip is None else clip.found_inf,
+            grad_scale=guard.grad_scale,
+            found_inf=guard.found_inf,
             weight_decay=group["weight_decay"],
             momentum=0.0,
             lr=group["lr"],

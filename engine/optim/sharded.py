@@ -1,4 +1,4 @@
-"""What our optimizers share: a step over local shards whose clipping and skipping happen on the device.
+"""What our optimizers share: a step over local shards, clipped and skipped on the device.
 
 States are tensors laid out like the parameter (a DTensor for a DTensor), so distributed checkpoints
 see them; the update itself runs torch's multi-tensor kernels over local shards, device by device.
@@ -6,17 +6,25 @@ see them; the update itself runs torch's multi-tensor kernels over local shards,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from fsdpbench.engine.optim.clip import ClipVerdict
 from fsdpbench.engine.optim.shards import by_device, local_tensor, reduce_pending_gradients
 
 STEP = "step"  # float32, 0-D, on the shard's device; counts the steps that were not skipped
+
+
+@dataclass(frozen=True)
+class StepGuard:
+    """How one device's shards are to be updated: 0-D float32 tensors on that device, or None."""
+
+    grad_scale: torch.Tensor | None  # gradients are divided by it
+    found_inf: torch.Tensor | None  # 1.0: change nothing
 
 
 class ShardedOptimizer(Optimizer):
@@ -24,11 +32,15 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, clip: ClipVerdict | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
     ) -> float | None:
-        """Update the parameters; with a verdict, scaled by it, or not at all.
+        """Update the parameters with gradients divided by `grad_scale`, unless `found_inf` is 1.0.
 
-        A skipped step leaves parameters, states and step counters bitwise as they were. Gradients
+        Both are 0-D tensors, best on the shards' device: the host then reads neither. A skipped step leaves parameters, states and step counters bitwise as they were. Gradients
         are used up: their values afterwards are not defined.
         Collective over: the axes of pending gradients (none under FSDP2).
         """
@@ -39,11 +51,11 @@ class ShardedOptimizer(Optimizer):
         for group in self.param_groups:
             reduce_pending_gradients(group["params"])
             for device, params in by_device(group["params"]).items():
-                verdict = None if clip is None else clip.on(device)
+                guard = StepGuard(_moved(grad_scale, device), _moved(found_inf, device))
                 for param in params:
-                    if not self.state[param]:
+                    if param not in self.state and self.state_dtypes(param):
                         self.state[param] = self.initial_state(param)
-                self.update_shards(group, params, verdict)
+                self.update_shards(group, params, guard)
         return loss
 
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
@@ -51,28 +63,26 @@ class ShardedOptimizer(Optimizer):
         raise NotImplementedError
 
     def update_shards(
-        self, group: dict[str, Any], params: list[torch.nn.Parameter], clip: ClipVerdict | None
+        self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
-        """Update parameters whose shards, gradients, states and verdict lie on one device."""
+        """Update parameters whose shards, gradients, states and guard lie on one device."""
         raise NotImplementedError
 
     def initial_state(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Build zero states laid out as the parameter; empty for an optimizer without states."""
+        """Build zero states laid out as the parameter."""
         dtypes = self.state_dtypes(param)
-        if not dtypes:
-            return {}
         step = torch.zeros((), dtype=torch.float32, device=local_tensor(param).device)
         zeros = {name: torch.zeros_like(param, dtype=dtype) for name, dtype in dtypes.items()}
         return {STEP: step} | zeros
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does, then put each state into its own dtype and onto the shard's device.
 
         torch casts floating states to the parameter's dtype, which would round a wider state, and
         leaves the step counter where the file had it.
         """
-        super().load_state_dict(dict(state_dict))
+        super().load_state_dict(state_dict)
         saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         for saved_id, param in zip(saved_ids, params, strict=True):
@@ -90,6 +100,6 @@ class ShardedOptimizer(Optimizer):
         return [local_tensor(self.state[param][name]) for param in params]
 
 
-def divisor(clip: ClipVerdict | None) -> torch.Tensor | None:
-    """Return what torch's fused kernels divide gradients by; None leaves them unscaled."""
-    return None if clip is None or clip.scale is None else clip.scale.reciprocal()
+def _moved(value: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """Bring a scalar to a device; waits when it goes to the CPU, whose kernel reads it at once."""
+    return None if value is None else value.to(device=device, dtype=torch.float32)

@@ -28,9 +28,10 @@ def reduce_pending_gradients(params: Iterable[torch.nn.Parameter]) -> None:
     """
     for param in params:
         grad = param.grad
-        if isinstance(param, DTensor) and isinstance(grad, DTensor):
-            if grad.placements != param.placements:
-                param.grad = grad.redistribute(placements=param.placements)
+        if not isinstance(param, DTensor) or not isinstance(grad, DTensor):
+            continue
+        if grad.placements != param.placements:
+            param.grad = grad.redistribute(placements=param.placements)
 
 
 def sharding_groups(tensor: torch.Tensor) -> list[dist.ProcessGroup]:
@@ -48,7 +49,7 @@ def sharding_groups(tensor: torch.Tensor) -> list[dist.ProcessGroup]:
 
 @torch.no_grad()
 def local_gradient(param: torch.Tensor) -> torch.Tensor:
-    """Return the local gradient with the strides of the local parameter; a copy only if they differ."""
+    """Return the local gradient in the strides of the local parameter; a copy if they differ."""
     shard = local_tensor(param)
     assert param.grad is not None
     grad = local_tensor(param.grad)
@@ -61,12 +62,13 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """View a dense tensor of any stride order as one dimension, in the order of its memory."""
     if tensor.is_contiguous():
         return tensor.view(-1)
-    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
     return tensor.permute(order).view(-1)
 
 
 def by_device(params: Sequence[torch.nn.Parameter]) -> dict[torch.device, list[torch.nn.Parameter]]:
-    """Group parameters by where their local shards lie; parameters without a gradient are left out."""
+    """Group the parameters that have a gradient by where their local shards lie."""
     groups: dict[torch.device, list[torch.nn.Parameter]] = {}
     for param in params:
         if param.grad is not None:

@@ -57,8 +57,9 @@ def save_events(path: Path, header: TraceHeader, events: Iterable[SpanEvent]) ->
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="ascii") as file:
-        for record in (header, *events):
-            file.write(json.dumps(_without_nones(asdict(record))) + "\n")
+        file.write(_encode(asdict(header)))
+        for event in events:
+            file.write(_encode(asdict(event)))
     partial.replace(path)
 
 
@@ -72,5 +73,6 @@ def load_events(path: Path) -> tuple[TraceHeader, list[SpanEvent]]:
     return header, events
 
 
-def _without_nones(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if value is not None}
+def _encode(record: dict[str, Any]) -> str:
+    known = {name: value for name, value in record.items() if value is not None}
+    return json.dumps(known) + "\n"
