@@ -1,0 +1,28 @@
+"""Skips what this machine has no GPU for, and keeps the preset cache of a test run in one folder."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def preset_cache(tmp_path_factory):
+    """Give the run its own cache of preset models, unless the caller named one."""
+    if "FSDPBENCH_CACHE" not in os.environ:
+        os.environ["FSDPBENCH_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if any(item.iter_markers(name="gpu"))]
+    marked += [item for item in items if any(item.iter_markers(name="multi_gpu"))]
+    if not marked:
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    for item in marked:
+        needed = 2 if item.get_closest_marker("multi_gpu") else 1
+        if found < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), found {found}"))
