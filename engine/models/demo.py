@@ -63,7 +63,7 @@ def prepare_demo_model(name: str) -> Path:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """Call `build(partial)` in one process of this machine; `folder` appears complete or not at all."""
+    """Call `build(partial)` in one process at a time; `folder` appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():
