@@ -1,4 +1,4 @@
-"""Skips what this machine has no GPU for, and keeps the preset cache of a test run in one folder."""
+"""Skips what this machine has no GPU for; keeps the presets of a test run in one folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on real GPUs in bf16: within bf16 noise of one process, and memory options that save."""
+"""The engine on real GPUs in bf16: within bf16 noise of one process in fp32."""
 
 from __future__ import annotations
 
