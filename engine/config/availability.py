@@ -1,13 +1,16 @@
-"""Fields that are accepted although this release cannot do what they ask for: a table.
+"""Fields and kinds that are accepted although this release cannot do what they ask for: a table.
 
 Configurations are validated without it, so that files stay readable; building an engine refuses.
+`find_ignored` lists what is set and changes nothing, so that no run differs silently from its file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import reduce
 
+from fsdpbench.engine.config.run import RunConfig
+from fsdpbench.engine.config.strict import place_inside
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.errors import Violation
 
@@ -20,16 +23,68 @@ UNAVAILABLE = {
     "enable_tree_training": "pack the sequences as they are",
     "is_critic": "train the language-model head",
 }
+AVAILABLE_KINDS = ("sft", "sweep")
+
+# dotted paths that do nothing -> when -> why
+IGNORED: tuple[tuple[tuple[str, ...], Callable[[TrainEngineConfig], bool], str], ...] = (
+    (
+        ("lora_rank", "lora_alpha", "target_modules"),
+        lambda config: not config.use_lora,
+        "use_lora is false",
+    ),
+    (
+        ("fsdp.optim_step_prefetch_layers",),
+        lambda config: not config.fsdp.per_layer_optim_step,
+        "fsdp.per_layer_optim_step is false",
+    ),
+    (
+        ("fsdp.shard_vision_across_sp",),
+        lambda config: config.fsdp.shard_vision_across_sp and config.context_parallel_size == 1,
+        "context_parallel_size is 1",
+    ),
+    (
+        ("optimizer.beta1", "optimizer.beta2", "optimizer.eps"),
+        lambda config: config.optimizer is not None and config.optimizer.type == "sgd",
+        "optimizer.type is sgd",
+    ),
+    (
+        ("optimizer.min_lr_ratio",),
+        lambda config: (
+            config.optimizer is not None and config.optimizer.lr_scheduler_type == "constant"
+        ),
+        "optimizer.lr_scheduler_type is constant",
+    ),
+)
 
 
-def find_unavailable(config: TrainEngineConfig, prefix: str = "") -> list[Violation]:
-    """List the switches that are on and not available yet; `prefix` precedes the field paths."""
-    return list(_iterate(config, prefix))
+def find_unavailable(config: TrainEngineConfig | RunConfig) -> list[Violation]:
+    """List the switches and the kind of run that are asked for and not available yet."""
+    if isinstance(config, RunConfig):
+        found = []
+        if config.kind not in AVAILABLE_KINDS:
+            remedy = f"available: {', '.join(AVAILABLE_KINDS)}"
+            found.append(Violation("kind", repr(config.kind), "is not available yet", remedy))
+        for name, engine in config.engines.items():
+            found += [place_inside(name, v) for v in find_unavailable(engine)]
+        return found
+    return [
+        Violation(path, "True", "is not available yet", f"set it to false; {remedy}")
+        for path, remedy in UNAVAILABLE.items()
+        if reduce(getattr, path.split("."), config)
+    ]
 
 
-def _iterate(config: TrainEngineConfig, prefix: str) -> Iterator[Violation]:
-    for path, remedy in UNAVAILABLE.items():
-        if reduce(getattr, path.split("."), config):
-            yield Violation(
-                prefix + path, "True", "is not available yet", f"set it to false; {remedy}"
-            )
+def find_ignored(config: TrainEngineConfig) -> list[Violation]:
+    """List the fields that were set although another field makes them do nothing."""
+    return [
+        Violation(path, "", f"has no effect: {reason}")
+        for paths, is_ignored, reason in IGNORED
+        if is_ignored(config)
+        for path in paths
+        if _is_set(config, path)
+    ]
+
+
+def _is_set(config: TrainEngineConfig, path: str) -> bool:
+    *parents, last = path.split(".")
+    return last in reduce(getattr, parents, config).model_fields_set

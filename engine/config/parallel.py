@@ -133,7 +133,7 @@ def parse_backend(text: str) -> Backend:
 
     Every violation of the ConfigError names its position in the string, counted from 0.
     """
-    engine, colon, axes = text.partition(":")
+    engine, colon, _ = text.partition(":")
     if not colon or engine not in ENGINES:
         choice = FOREIGN_ENGINES.get(engine)
         reason = f"; {engine} is another system: {ENGINE_SELECTION[choice]}" if choice else ""

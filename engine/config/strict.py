@@ -14,7 +14,15 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from fsdpbench.errors import ConfigError, Violation
 
@@ -111,6 +119,18 @@ def set_path(data: dict[str, Any], path: str, value: Any) -> None:
     node[last] = value
 
 
+def copy_sections(value: Any) -> Any:
+    """Copy nested mappings (and lists) so that setting or dropping a path leaves the original."""
+    if isinstance(value, Mapping):
+        return {key: copy_sections(item) for key, item in value.items()}
+    return copy.copy(value) if isinstance(value, list) else value
+
+
+def place_inside(section: str, violation: Violation) -> Violation:
+    """Return the violation of a section as its parent reports it."""
+    return replace(violation, where=f"{section}.{violation.where}".rstrip("."))
+
+
 def field_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every leaf field of a model class."""
     for name, field in model.model_fields.items():
@@ -148,31 +168,21 @@ def _overlaps(path: str, other: str) -> bool:
 def _judge_the_rest(
     cls: type[StrictModel], data: Mapping[str, Any], violations: Sequence[Violation]
 ) -> list[Violation]:
-    """Apply the rules that read no wrong field: wrong fields are replaced by their defaults."""
+    """Apply the rules that read no wrong field, on a probe with defaults in their place."""
     tainted = [violation.where for violation in violations]
-    rest = _to_plain(data)
+    rest = copy_sections(data)
     for where in tainted:
         _drop(rest, where.split("."))
-    for _ in range(len(rest) + 1):
-        probe = cls.__new__(cls)
-        try:
-            BaseModel.__init__(probe, **rest)
-        except ValidationError as error:
-            # a default in a wrong field's place broke a section, or a required field is missing
-            names = {str(line["loc"][0]) for line in error.errors(include_url=False) if line["loc"]}
-            if not names & rest.keys():
-                return []
-            tainted += sorted(names)
-            rest = {name: value for name, value in rest.items() if name not in names}
-        else:
-            return _apply_rules(probe, tainted)
-    return []
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _to_plain(item) for key, item in value.items()}
-    return copy.copy(value) if isinstance(value, list) else value
+    values = {}
+    for name, field in cls.model_fields.items():
+        if name in rest:
+            try:
+                values[name] = TypeAdapter(field.rebuild_annotation()).validate_python(rest[name])
+            except ValidationError:  # a default in a wrong field's place broke the section
+                tainted.append(name)
+        elif not field.is_required():
+            values[name] = field.get_default(call_default_factory=True)
+    return _apply_rules(cls.model_construct(**values), tainted)
 
 
 def _drop(data: dict[str, Any], path: list[str]) -> None:
@@ -190,10 +200,7 @@ def _list_violations(cls: type[StrictModel], error: ValidationError) -> list[Vio
         path = ".".join(str(part) for part in line["loc"])
         nested = line.get("ctx", {}).get("error")
         if isinstance(nested, ConfigError):
-            found += [
-                replace(inner, where=f"{path}.{inner.where}".strip("."))
-                for inner in nested.violations
-            ]
+            found += [place_inside(path, inner) for inner in nested.violations]
         else:
             found.append(_translate(cls, path, line["type"], line["msg"], line["input"]))
     return _suggest_elsewhere(cls, found)

@@ -89,6 +89,24 @@ class TrainEngineConfig(StrictModel):
         """The degrees of `backend`; None when it is empty."""
         return parse_backend(self.backend).strategy if self.backend else None
 
+    @property
+    def context_parallel_size(self) -> int:
+        """Ranks that share a sequence; 1 when `backend` is empty."""
+        strategy = self.parallel_strategy
+        return strategy.cp_size if strategy else 1
+
+    @property
+    def lora_scaling(self) -> float:
+        """Factor of the adapters' output."""
+        return self.lora_alpha / self.lora_rank
+
+    @rule("target_modules")
+    def _target_modules_are_distinct_names(self) -> Violation | None:
+        names = self.target_modules
+        if all(names) and len(set(names)) == len(names):
+            return None
+        return Violation("target_modules", repr(list(names)), "must be distinct module names")
+
     @rule("fsdp.memory_efficient_load", "init_from_scratch")
     def _nothing_to_broadcast(self) -> Violation | None:
         if not (self.fsdp.memory_efficient_load and self.init_from_scratch):
@@ -129,13 +147,12 @@ class TrainEngineConfig(StrictModel):
 
     @rule("enable_tree_training", "backend")
     def _trees_have_one_context_rank(self) -> Violation | None:
-        strategy = self.parallel_strategy
-        if not self.enable_tree_training or strategy is None or strategy.cp_size == 1:
+        if not self.enable_tree_training or self.context_parallel_size == 1:
             return None
         return Violation(
             "enable_tree_training",
             "True",
-            f"cannot be combined with context parallel, found c{strategy.cp_size} in backend",
+            f"excludes context parallel, found c{self.context_parallel_size} in backend",
             "set c1, or enable_tree_training to false",
         )
 
