@@ -104,7 +104,7 @@ def list_backends(world_size: int, degrees: Mapping[str, Sequence[Any]]) -> list
     misfits = [
         {**dict.fromkeys(DEGREES, 1), name: size}
         for name in DEGREES
-        if name in degrees
+        if name in degrees and tuple(degrees[name]) != (ALL,)
         for size in lists[name]
         if not any(sizes[name] == size for sizes in fitting)
     ]
