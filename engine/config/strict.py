@@ -69,15 +69,17 @@ class StrictModel(BaseModel):
         names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
         cls.rules = tuple(name for name in names if hasattr(getattr(cls, name, None), "rule_reads"))
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, /, **data: Any) -> None:
+        data, violations = _drop_bad_keys(data)
         try:
             super().__init__(**data)
         except ValidationError as error:
-            violations = _list_violations(type(self), error)
-            raise ConfigError(violations + _judge_the_rest(type(self), data, violations)) from None
-        broken = _apply_rules(self)
-        if broken:
-            raise ConfigError(broken)
+            violations += _list_violations(type(self), error)
+            violations += _judge_the_rest(type(self), data, violations)
+        else:
+            violations += _apply_rules(self)
+        if violations:
+            raise ConfigError(violations)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise ConfigError([Violation(name, repr(value), "is frozen", "build anew: with_changes")])
@@ -89,12 +91,10 @@ class StrictModel(BaseModel):
             return obj
         if not isinstance(obj, Mapping):
             raise ConfigError([Violation(cls.__name__, repr(obj), "must be a mapping of fields")])
-        wrong = [key for key in obj if not isinstance(key, str)]
-        if wrong:
-            raise ConfigError(
-                [Violation(repr(key), "", "field names are strings") for key in wrong]
-            )
-        return cls(**obj)
+        data, violations = _drop_bad_keys({"": obj})
+        if violations:
+            raise ConfigError(violations)
+        return cls(**data[""])
 
     def with_changes(self, changes: Mapping[str, Any]) -> Self:
         """Rebuild with values set at dotted paths; the result passes every check again."""
@@ -147,6 +147,18 @@ def nested_model(annotation: Any) -> type[BaseModel] | None:
         if isinstance(choice, type) and issubclass(choice, BaseModel):
             return choice
     return None
+
+
+def _drop_bad_keys(data: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]]:
+    """Take keys that are no strings out of the sections directly below: no field can have them."""
+    good, bad = dict(data), []
+    for section, value in data.items():
+        if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+            good[section] = {key: item for key, item in value.items() if isinstance(key, str)}
+            wrong = [key for key in value if not isinstance(key, str)]
+            found = [Violation(repr(key), "", "field names are strings") for key in wrong]
+            bad += [place_inside(section, v) if section else v for v in found]
+    return good, bad
 
 
 def _apply_rules(model: StrictModel, tainted: Sequence[str] = ()) -> list[Violation]:
