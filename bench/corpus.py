@@ -1,9 +1,9 @@
 """Writes the bundled training text: original, seeded, free of foreign rights.
 
-`python -m fsdpbench.bench.corpus` rewrites `data/default.jsonl` from the words in `data/words.json`,
-byte for byte the same on every machine. The text is simple on purpose: a small model learns its
-patterns within a few steps, so that a falling loss shows that training works. What it says is true
-or plainly invented.
+`python -m fsdpbench.bench.corpus` rewrites `data/default.jsonl` from the words in
+`data/words.json`, byte for byte the same on every machine. The text is simple on purpose: a small
+model learns its patterns within a few steps, so that a falling loss shows that training works. What
+it says is true or plainly invented.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def write_sum(source: Source) -> Entry:
         "prompt": f"{buyer} buys {count} {goods} for {price} coins each and gives {given} of them "
         f"to {friend}. How much does {buyer} pay, and how many {goods} are left?",
         "completion": f"{buyer} pays {count} times {price}, which is {count * price} coins. After "
-        f"giving away {given}, {buyer} has {count} minus {given}, which is {count - given} {goods}.",
+        f"giving away {given}, {buyer} has {count} minus {given}, which is {count - given} "
+        f"{goods}.",
     }
 
 
@@ -82,8 +83,8 @@ def write_weekday(source: Source) -> Entry:
     weeks, rest = divmod(ahead, 7)
     return {
         "prompt": f"Today is {WEEKDAYS[today]}. Which day of the week will it be in {ahead} days?",
-        "completion": f"In {ahead} days there are {weeks} whole weeks, and {rest} more. Whole weeks "
-        f"do not change the day, so we count {rest} from {WEEKDAYS[today]} and reach "
+        "completion": f"In {ahead} days there are {weeks} whole weeks, and {rest} more. Whole "
+        f"weeks do not change the day, so we count {rest} from {WEEKDAYS[today]} and reach "
         f"{WEEKDAYS[(today + ahead) % 7]}.",
     }
 
