@@ -1,0 +1,92 @@
+"""What the engine trains: a causal language model that answers with log-probabilities.
+
+`PolicyModel` is the root of FSDP2, so its forward is where the embedding, the last norm and the head
+are gathered. Only token ids and positions pass through it: FSDP2 casts floating inputs to the compute
+dtype, which would round counts and weights of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from fsdpbench.engine.models.facts import ModelFacts
+from fsdpbench.engine.ops.logprobs import fused_logprobs
+from fsdpbench.engine.parallel.attention import CPU_FLASH, AttentionContext, AttentionKernel
+from fsdpbench.engine.parallel.sequence import gather_sequence
+
+BACKBONE = "backbone"
+
+
+class PolicyModel(nn.Module):
+    """A causal model of transformers under a head that never makes whole logits."""
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        facts: ModelFacts,
+        *,
+        logprobs_chunk_size: int,
+        initial_values: Mapping[str, torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.facts = facts
+        self.logprobs_chunk_size = logprobs_chunk_size
+        self.initial_values = initial_values  # of norm weights, for weights from scratch
+        self.attention_kernel: AttentionKernel = CPU_FLASH  # chosen when the model is parallelized
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of random matrices."""
+        return getattr(self.backbone.config, "initializer_range", None) or 0.02
+
+    def named_hf_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield parameters under their names in a Hugging Face checkpoint; tied ones once."""
+        for name, parameter in self.named_parameters():
+            yield name.removeprefix(f"{BACKBONE}."), parameter
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        labels: torch.Tensor,
+        context: AttentionContext,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return log p(labels) and the entropy, fp32 [S], of this rank's S tokens of a packed row.
+
+        input_ids and position_ids [1, S], labels [S] with -100 for "none". S is the same on all
+        ranks of a tp group and a multiple of its size. Results are equal over tp.
+        Collective over: fsdp, cp and tp, so ranks must call it equally often.
+        """
+        decoder = self.backbone.get_submodule(self.facts.family.base_model)
+        hidden = decoder(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            use_cache=False,
+            attention_context=context,
+        ).last_hidden_state[0]
+        weight = self.backbone.get_submodule(self.facts.family.head).weight
+        tp_group, vocab_start = None, 0
+        if isinstance(weight, DTensor):  # vocabulary rows over tp, hidden states over the sequence
+            tp_group = weight.device_mesh.get_group()
+            weight = weight.to_local()
+            vocab_start = tp_group.rank() * weight.shape[0]
+            hidden = gather_sequence(hidden, tp_group, dim=0)
+        return fused_logprobs(
+            hidden,
+            weight,
+            labels,
+            temperature=temperature,
+            chunk_size=self.logprobs_chunk_size,
+            tp_group=tp_group,
+            vocab_start=vocab_start,
+            with_entropy=with_entropy,
+            logit_softcap=self.facts.final_logit_softcapping,
+        )

@@ -1,0 +1,61 @@
+"""Build a transformers model whose parameters have shapes and no storage, and whose buffers are real.
+
+A plain `torch.device("meta")` would lose the buffers that constructors compute (rotary frequencies,
+embedding scales), so only what will be overwritten anyway goes to the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from fsdpbench.engine.parallel.attention import register_packed_attention
+
+
+def build_meta_backbone(
+    hf_config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
+    """Return the causal model, and the values its constructor gave to vectors (norm weights).
+
+    The model calls our packed attention, hence works with an `AttentionContext` only.
+    """
+    with EmptyOnMeta():
+        model = AutoModelForCausalLM.from_config(
+            hf_config,
+            dtype=dtype,
+            attn_implementation=register_packed_attention(),
+            trust_remote_code=trust_remote_code,
+        )
+    return model, move_parameters_to_meta(model)
+
+
+class EmptyOnMeta(TorchFunctionMode):
+    """Within it `torch.empty`, which every matrix starts from, allocates nothing."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def move_parameters_to_meta(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Replace parameters that have storage by meta ones; return what they held, by name."""
+    values = {n: p.detach() for n, p in model.named_parameters() if not p.is_meta}
+    for name, value in values.items():
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner).register_parameter(
+            leaf, nn.Parameter(torch.empty_like(value, device="meta"))
+        )
+    return values
