@@ -183,39 +183,42 @@ def _run_point(
         logger.warning("trial %s left processes that cannot be killed: %s", spec.id, end.stuck)
     if end.ended_by == "stop":
         return None
-    outcome = folder.load_outcome()
-    ending = classify_end(spec, end, outcome, folder)
-    record = _build_record(spec, command, end, outcome or WorkerOutcome(), harness).model_copy(
-        update={"status": ending.status, "reason": ending.reason, "started_at": started_at}
-    )
-    if ending.status is TrialStatus.OK:
-        return record.model_copy(update={"unstable": is_unstable(record.step_seconds)})
-    return record.model_copy(update={"verdict": _explain(harness.on_failure, folder, record)})
+    fields = _gather_fields(spec, command, end, folder, harness)
+    record = Record(started_at=started_at, **fields)
+    if record.status is TrialStatus.OK:
+        return record
+    verdict = _explain(harness.on_failure, folder, record)
+    return Record(started_at=started_at, **fields, verdict=verdict)
 
 
-def _build_record(
-    spec: TrialSpec, command: Command, end: TrialEnd, outcome: WorkerOutcome, harness: Harness
-) -> Record:
-    measured = outcome.model_dump(exclude={"status", "error", "environment"})
+def _gather_fields(
+    spec: TrialSpec, command: Command, end: TrialEnd, folder: TrialFolder, harness: Harness
+) -> dict[str, Any]:
+    """Return the record's fields but for the start and the verdict."""
+    found = folder.load_outcome()
+    ending = classify_end(spec, end, found, folder)
+    outcome = found or WorkerOutcome()
     rate = outcome.tokens_per_second
-    return Record(
-        id=spec.id,
-        status=TrialStatus.CRASHED,
-        axes=spec.axes,
-        config=spec.config,
-        workload=spec.workload.model_dump(mode="json"),
-        environment={**harness.environment, **outcome.environment},
-        commit=harness.revision.commit,
-        dirty=harness.revision.dirty,
-        duration_seconds=end.seconds,
-        exit_code=end.exit_code,
-        model=str(spec.config.get("path", "")),
-        device=spec.device,
-        world_size=spec.world_size,
-        command=list(command.argv),
-        tokens_per_second_per_gpu=None if rate is None else rate / spec.world_size,
-        **measured,
-    )
+    return {
+        **outcome.model_dump(exclude={"status", "error", "environment"}),
+        "id": spec.id,
+        "status": ending.status,
+        "reason": ending.reason,
+        "unstable": ending.status is TrialStatus.OK and is_unstable(outcome.step_seconds),
+        "axes": spec.axes,
+        "config": spec.config,
+        "workload": spec.workload.model_dump(mode="json"),
+        "environment": {**harness.environment, **outcome.environment},
+        "commit": harness.revision.commit,
+        "dirty": harness.revision.dirty,
+        "duration_seconds": end.seconds,
+        "exit_code": end.exit_code,
+        "model": str(spec.config.get("path", "")),
+        "device": spec.device,
+        "world_size": spec.world_size,
+        "command": list(command.argv),
+        "tokens_per_second_per_gpu": None if rate is None else rate / spec.world_size,
+    }
 
 
 def _prepare_folder(folder: TrialFolder, spec: TrialSpec) -> None:
