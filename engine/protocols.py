@@ -1,7 +1,7 @@
-"""Contracts between the engine, its objectives and the code around it. Torch is named for types only.
+"""Contracts between the engine, its objectives and the code around it; torch for types only.
 
-A loss is a pure function of one record. It returns the weighted *sum* over its tokens (or sequences);
-the engine divides by the global weight over all micro-batches and data-parallel ranks, so that the
+A loss is a pure function of one record. It returns the weighted *sum* over its tokens (or
+sequences); the engine divides by the global weight over all micro-batches and data-parallel ranks, so that the
 gradient does not depend on how the batch was cut.
 """
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss may look at: model outputs over one packed micro-batch and the batch's own tensors."""
+    """What a loss may look at: model outputs over one packed micro-batch, and the batch."""
 
-    logprobs: torch.Tensor  # [T] fp32, log p(token t | tokens before it); 0 at first tokens and padding
+    logprobs: (
+        torch.Tensor
+    )  # [T] fp32, log p(token t | tokens before it); 0 at first tokens and padding
     entropy: torch.Tensor | None  # [T] fp32, aligned as logprobs; None unless it was asked for
     microbatch: PackedMicroBatch
 

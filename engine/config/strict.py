@@ -24,7 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
-from fsdpbench.errors import ConfigError, Violation
+from fsdpbench.errors import ConfigError, Violation, list_names
 
 # YAML and Python give typed scalars, so "3" or true never stands for a number here.
 Flag = StrictBool
@@ -66,8 +66,8 @@ class StrictModel(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Collect the names of the rules, the parents' first."""
-        names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
-        cls.rules = tuple(name for name in names if hasattr(getattr(cls, name, None), "rule_reads"))
+        members = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        cls.rules = tuple(name for name, value in members.items() if hasattr(value, "rule_reads"))
 
     def __init__(self, /, **data: Any) -> None:
         data, violations = _drop_bad_keys(data)
@@ -235,15 +235,18 @@ def _translate(cls: type[StrictModel], path: str, kind: str, message: str, value
 def _suggest_elsewhere(cls: type[StrictModel], found: list[Violation]) -> list[Violation]:
     """Point an unknown key at the field of that name in another section, if there is one."""
     paths = list(field_paths(cls))
-    result = []
-    for violation in found:
-        if violation.allowed == UNKNOWN and not violation.remedy:
-            name = violation.where.rpartition(".")[2]
-            same = [path for path in paths if path.rpartition(".")[2] == name]
-            close = same or get_close_matches(violation.where, paths, n=1, cutoff=0.6)
-            remedy = (
-                f"did you mean {close[0]}?" if close else f"fields: {', '.join(cls.model_fields)}"
-            )
-            violation = Violation(violation.where, "", UNKNOWN, remedy)
-        result.append(violation)
-    return result
+    return [
+        replace(violation, remedy=_suggest(cls, paths, violation))
+        if violation.allowed == UNKNOWN and not violation.remedy.startswith("did you mean")
+        else violation
+        for violation in found
+    ]
+
+
+def _suggest(cls: type[StrictModel], paths: Sequence[str], violation: Violation) -> str:
+    name = violation.where.rpartition(".")[2]
+    same = [path for path in paths if path.rpartition(".")[2] == name]
+    close = same or get_close_matches(violation.where, paths, n=1, cutoff=0.7)
+    if close:
+        return f"did you mean {close[0]}?"
+    return violation.remedy or f"fields: {list_names(cls.model_fields, limit=8)}"
