@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fsdpbench.engine.config.availability import find_unavailable
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy
-from fsdpbench.engine.config.run import RunConfig
+from fsdpbench.engine.config.run import RunConfig, TrainingRun
 from fsdpbench.engine.config.strict import place_inside
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
@@ -60,15 +60,20 @@ def find_run_violations(
     Without `world_size` each engine gets the number of ranks that its `backend` names.
     """
     found = [v for v in find_unavailable(run) if v.where == "kind"]
-    dataset = getattr(run, "dataset", None)
-    if dataset is not None and not Path(dataset.path).expanduser().exists():
-        found.append(Violation("dataset.path", repr(dataset.path), "does not exist"))
-    if run.tracing.enabled and Path(run.tracing.output_dir).is_file():
-        found.append(Violation("tracing.output_dir", run.tracing.output_dir, "is a file"))
+    if isinstance(run, TrainingRun):
+        found += _check_files(run)
     for name, engine in run.engines.items():
         size = world_size or resolve_strategy(engine, 1).world_size
         found += [place_inside(name, v) for v in find_all_violations(engine, size, num_devices)]
     return found
+
+
+def _check_files(run: TrainingRun) -> Iterator[Violation]:
+    if not Path(run.dataset.path).expanduser().exists():
+        yield Violation("dataset.path", repr(run.dataset.path), "does not exist")
+    if run.tracing.enabled and Path(run.tracing.output_dir).is_file():
+        found = repr(run.tracing.output_dir)
+        yield Violation("tracing.output_dir", found, "is a file", "name a folder")
 
 
 def _check_world(

@@ -37,35 +37,35 @@ class TrainerConfig(StrictModel):
 
 
 class RunConfig(StrictModel):
-    """What every kind of run has."""
+    """What every kind of run has; a kind that another layer owns is a subclass there."""
 
     kind: str
     """Which algorithm runs; it decides which sections there are."""
-    actor: TrainEngineConfig
-    """The engine that is trained."""
-    tracing: PerfTracerConfig = Field(default_factory=PerfTracerConfig)
-    """Whether and where spans are recorded."""
 
     @property
     def engines(self) -> dict[str, TrainEngineConfig]:
         """The engines of the run by the name of their section."""
-        names = ("actor", "critic", "ref")
-        found = {name: getattr(self, name, None) for name in names}
+        found = {name: getattr(self, name, None) for name in ("actor", "critic", "ref")}
         return {name: engine for name, engine in found.items() if engine is not None}
 
 
-class SFTRun(RunConfig):
-    """Supervised fine-tuning."""
+class TrainingRun(RunConfig):
+    """What the kinds that train have in common."""
 
-    kind: Literal["sft"]
+    actor: TrainEngineConfig
+    """The engine that is trained."""
     dataset: DatasetConfig
-    """Tokens to learn."""
+    """What it learns from."""
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """Length of the run."""
+    tracing: PerfTracerConfig = Field(default_factory=PerfTracerConfig)
+    """Whether and where spans are recorded."""
 
     @rule("actor.optimizer")
     def _actor_is_trained(self) -> Violation | None:
-        return _need_optimizer(self.actor, "actor")
+        if self.actor.optimizer is not None:
+            return None
+        return Violation("actor.optimizer", "None", "is required: this engine is trained")
 
     def finetune_spec(self, dataset_size: int) -> FinetuneSpec:
         """Return the length of the run for a data set of this many samples."""
@@ -76,35 +76,18 @@ class SFTRun(RunConfig):
         )
 
 
-class SweepRun(RunConfig):
-    """A space of configurations around `actor`; `fsdpbench.bench` gives the axes their meaning."""
+class SFTRun(TrainingRun):
+    """Supervised fine-tuning."""
 
-    kind: Literal["sweep"]
-    axes: dict[str, list[Any]]
-    """Values of each axis by its name."""
-    workload: Section = Field(default_factory=dict)
-    """What each trial trains on and for how long."""
-
-    @rule("axes")
-    def _axes_have_values(self) -> Violation | None:
-        empty = [name for name, values in self.axes.items() if not values]
-        if not empty:
-            return None
-        return Violation(f"axes.{empty[0]}", "[]", "must list one value or more")
-
-    @rule("actor.optimizer")
-    def _actor_is_trained(self) -> Violation | None:
-        return _need_optimizer(self.actor, "actor")
+    kind: Literal["sft"]
+    """Supervised fine-tuning."""
 
 
-class AlgorithmRun(RunConfig):
+class AlgorithmRun(TrainingRun):
     """Reinforcement learning, reward models and preference training."""
 
     kind: Literal["grpo", "ppo", "rw", "dpo"]
-    dataset: DatasetConfig
-    """Prompts or preference pairs."""
-    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-    """Length of the run."""
+    """The algorithm."""
     critic: TrainEngineConfig | None = None
     """The value model; ppo needs it."""
     ref: TrainEngineConfig | None = None
@@ -115,10 +98,6 @@ class AlgorithmRun(RunConfig):
     """How one episode runs; grpo and ppo only."""
     reward: Section | None = None
     """How an episode is scored; grpo and ppo only."""
-
-    @rule("actor.optimizer")
-    def _actor_is_trained(self) -> Violation | None:
-        return _need_optimizer(self.actor, "actor")
 
     @rule("kind", "critic")
     def _critic_goes_with_ppo(self) -> Violation | None:
@@ -140,29 +119,23 @@ class AlgorithmRun(RunConfig):
         return None
 
 
-def _need_optimizer(engine: TrainEngineConfig, where: str) -> Violation | None:
-    if engine.optimizer is not None:
-        return None
-    return Violation(f"{where}.optimizer", "None", "is required: this engine is trained")
-
-
-RUN_KINDS: dict[str, type[RunConfig]] = {
+RUN_KINDS: Mapping[str, type[RunConfig]] = {
     "sft": SFTRun,
-    "sweep": SweepRun,
-    "grpo": AlgorithmRun,
-    "ppo": AlgorithmRun,
-    "rw": AlgorithmRun,
-    "dpo": AlgorithmRun,
+    **dict.fromkeys(("grpo", "ppo", "rw", "dpo"), AlgorithmRun),
 }
+OTHER_KINDS = {"sweep": "a sweep is read by `fsdpbench sweep` and `fsdpdiag check`"}
 
 
-def build_run_config(data: Mapping[str, Any]) -> RunConfig:
-    """Build the run that `kind` names."""
+def build_run_config(
+    data: Mapping[str, Any], kinds: Mapping[str, type[RunConfig]] = RUN_KINDS
+) -> RunConfig:
+    """Build the run that `kind` names, one of `kinds`."""
     kind = data.get("kind")
-    model = RUN_KINDS.get(kind) if isinstance(kind, str) else None
+    model = kinds.get(kind) if isinstance(kind, str) else None
     if model is None:
-        close = get_close_matches(str(kind), RUN_KINDS, n=1)
-        remedy = f"did you mean {close[0]!r}?" if close else ""
-        allowed = f"must be one of {', '.join(RUN_KINDS)}"
-        raise ConfigError([Violation("kind", repr(kind), allowed, remedy)])
+        close = get_close_matches(str(kind), kinds, n=1)
+        remedy = OTHER_KINDS.get(str(kind)) or (f"did you mean {close[0]!r}?" if close else "")
+        raise ConfigError(
+            [Violation("kind", repr(kind), f"must be one of {', '.join(kinds)}", remedy)]
+        )
     return model.model_validate(data)

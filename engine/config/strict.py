@@ -66,7 +66,9 @@ class StrictModel(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Collect the names of the rules, the parents' first."""
-        members = {name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()}
+        members = {
+            name: value for base in reversed(cls.__mro__) for name, value in vars(base).items()
+        }
         cls.rules = tuple(name for name, value in members.items() if hasattr(value, "rule_reads"))
 
     def __init__(self, /, **data: Any) -> None:

@@ -6,6 +6,7 @@ model is checked by `fsdpbench.engine.topology`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,6 +19,16 @@ from fsdpbench.engine.config.parallel import FSDPParallelStrategy, parse_backend
 from fsdpbench.engine.config.strict import Count, Flag, NonNegativeInt, Positive, StrictModel, rule
 from fsdpbench.engine.config.weight_sync import WeightUpdateMode, refuse_awex
 from fsdpbench.errors import ConfigError, Violation
+
+ATTENTION_NAMES = (
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "sdpa",
+    "eager",
+    "auto",
+)
+HUB_KERNEL = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<function>\w+))?")
 
 
 class TrainEngineConfig(StrictModel):
@@ -99,6 +110,17 @@ class TrainEngineConfig(StrictModel):
     def lora_scaling(self) -> float:
         """Factor of the adapters' output."""
         return self.lora_alpha / self.lora_rank
+
+    @rule("attn_impl")
+    def _attention_is_known(self) -> Violation | None:
+        if self.attn_impl in ATTENTION_NAMES or HUB_KERNEL.fullmatch(self.attn_impl):
+            return None
+        return Violation(
+            "attn_impl",
+            repr(self.attn_impl),
+            f"must be one of {', '.join(ATTENTION_NAMES)}",
+            "or a hub kernel, org/repo[@revision][:function]",
+        )
 
     @rule("target_modules")
     def _target_modules_are_distinct_names(self) -> Violation | None:
