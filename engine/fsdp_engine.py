@@ -264,14 +264,22 @@ class FSDPEngine:
     # ---- checkpoints --------------------------------------------------------------------------
 
     def save(self, meta: SaveLoadMeta) -> None:
-        """Write the weights as an HF folder at `meta.path`. Collective over: the world."""
+        """Write the master weights as an HF folder at `meta.path`. Collective over: the world."""
         with self.tracer.span("save", "io"):
-            save_hf(self.parts.model, Path(meta.path), self.parts.source, self.parts.meshes)
+            parts = self.parts
+            save_hf(
+                parts.model,
+                meta.path,
+                parts.meshes,
+                parts.device,
+                source=parts.source,
+                dtype=getattr(torch, self.config.optimizer_dtype),
+            )
 
     def load(self, meta: SaveLoadMeta) -> None:
-        """Read weights from the HF folder at `meta.path`. Collective over: the world."""
+        """Read weights from the HF folder at `meta.path`. Every rank calls it."""
         with self.tracer.span("load", "io"):
-            load_hf(self.parts.model, Path(meta.path), self.parts.meshes)
+            load_hf(self.parts.model, meta.path)
 
     # ---- observation --------------------------------------------------------------------------
 
@@ -307,12 +315,12 @@ class FSDPEngine:
     @property
     def attention_kernel_name(self) -> str:
         """The attention kernel that `attn_impl` was resolved to on this machine."""
-        return self.parts.attention_kernel
+        return self.parts.model.attention_kernel.name
 
     @property
     def model_facts(self) -> ModelFacts:
         """Sizes of the model that was built."""
-        return self.parts.facts
+        return self.parts.model.facts
 
     # ---- parallelism --------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Contracts between the engine, its objectives and the code around it; torch for types only.
 
 A loss is a pure function of one record. It returns the weighted *sum* over its tokens (or
-sequences); the engine divides by the global weight over all micro-batches and data-parallel ranks, so that the
-gradient does not depend on how the batch was cut.
+sequences); the engine divides by the global weight over all micro-batches and data-parallel ranks,
+so that the gradient does not depend on how the batch was cut.
 """
 
 from __future__ import annotations

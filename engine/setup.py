@@ -15,7 +15,6 @@ import torch
 
 from fsdpbench.engine.config.parallel import format_backend
 from fsdpbench.engine.device import Device
-from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, resolve_path
 from fsdpbench.engine.optim.build import build_optimizer
@@ -48,9 +47,7 @@ class EngineParts:
     config: TrainEngineConfig
     device: Device
     meshes: DeviceMeshes
-    facts: ModelFacts
     model: PolicyModel
-    attention_kernel: str
     optimizer: Optimizer | None  # None: inference only
     scheduler: LRScheduler | None
     tracer: Tracer
@@ -96,27 +93,25 @@ def build_parts(
     Peak host memory while loading is one full tensor per rank beside the rank's own shards.
     """
     with tracer.span("build", "io"):
-        source = resolve_path(config, meshes)
-        facts = read_model_facts(str(source))
+        source = resolve_path(config)
         model = build_meta_model(config, source)
     with tracer.span("parallelize", "compute"):
-        kernel = parallelize_model(model, config, meshes, device)
+        parallelize_model(model, config, meshes, device)
     started = time.perf_counter()
     with tracer.span("load", "io"):
         materialize_model(model, config, source, meshes, device)
     logger.info("weights in place after %.1f s", time.perf_counter() - started)
     optimizer = scheduler = None
     if config.optimizer is not None:
-        master = getattr(torch, config.optimizer_dtype)
-        optimizer = build_optimizer(model.parameters(), config.optimizer, master)
+        optimizer = build_optimizer(
+            model.named_hf_parameters(), config.optimizer, config.optimizer_dtype
+        )
         scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
     return EngineParts(
         config=config,
         device=device,
         meshes=meshes,
-        facts=facts,
         model=model,
-        attention_kernel=kernel,
         optimizer=optimizer,
         scheduler=scheduler,
         tracer=tracer,

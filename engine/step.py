@@ -26,7 +26,7 @@ from fsdpbench.engine.batching.microbatch import (
     split_into_microbatches,
 )
 from fsdpbench.engine.optim.clip import gradient_norm, plan_clipping
-from fsdpbench.engine.parallel.attention import AttentionContext
+from fsdpbench.engine.parallel.attention import build_attention_context
 from fsdpbench.engine.parallel.ulysses import gather_row, slice_row
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossOutputs
 
@@ -60,23 +60,18 @@ def run_forward(
 
     Returns token-aligned values of the whole packed row, on every context and tensor rank alike.
     """
-    cp_group, cp_size = parts.meshes.cp_group, parts.meshes.strategy.cp_size
+    cp_group = parts.meshes.cp_group
     tokens = microbatch.tokens
     local = {
         name: slice_row(tokens[name], cp_group) for name in ("input_ids", "position_ids", "labels")
     }
-    context = AttentionContext(
-        cu_seqlens=microbatch.cu_seqlens,
-        max_seqlen=microbatch.max_seqlen,
-        sequence_bounds=microbatch.sequence_bounds,
-        cp_group=cp_group if cp_size > 1 else None,
-        kernel=parts.attention_kernel,
-    )
+    context = build_attention_context(microbatch, cp_group, parts.model.attention_kernel)
     logprobs, entropy = parts.model(
         local["input_ids"][None],
         position_ids=local["position_ids"][None],
         labels=local["labels"],
         context=context,
+        temperature=parts.config.temperature,
         with_entropy=with_entropy,
     )
     return LossInputs(

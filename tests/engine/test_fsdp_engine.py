@@ -7,13 +7,15 @@ largest entry of their tensor).
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from fsdpbench.engine.models.load import find_model_folder
+from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.load import resolve_path
 from tests.distributed.payloads.engine_proof import LENGTHS, make_batch
 from tests.distributed.pool import run_on_ranks
 
@@ -37,11 +39,15 @@ def make_config(model: str, mesh: str, **changes) -> dict:
     }
 
 
+def folder_of(preset: str) -> Path:
+    return resolve_path(TrainEngineConfig(path=preset))
+
+
 @cache
 def reference(model_name: str, optimizer: str = "adam") -> dict:
     """Train with padded rows, one sequence at a time, on one process, in fp32."""
     model = AutoModelForCausalLM.from_pretrained(
-        find_model_folder(model_name), dtype=torch.float32, attn_implementation="eager"
+        folder_of(model_name), dtype=torch.float32, attn_implementation="eager"
     )
     model.train()
     parameters = list(model.parameters())

@@ -9,11 +9,10 @@ from transformers import AutoModelForCausalLM
 
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
 from fsdpbench.engine.fsdp_engine import FSDPEngine
-from fsdpbench.engine.models.load import find_model_folder
 from fsdpbench.errors import ConfigError, FsdpbenchError
 from tests.distributed.payloads.engine_proof import LENGTHS, make_batch
 from tests.distributed.pool import run_on_ranks
-from tests.engine.test_fsdp_engine import TOLERANCE, make_config
+from tests.engine.test_fsdp_engine import TOLERANCE, folder_of, make_config
 
 PAYLOADS = "tests.distributed.payloads.engine_checks"
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
@@ -48,7 +47,7 @@ def test_evaluation_and_forward_agree_with_a_plain_model(mesh):
         f"{PAYLOADS}:evaluate", 2 if mesh == "d2" else 4, config=make_config("tiny-qwen3", mesh)
     )
     model = AutoModelForCausalLM.from_pretrained(
-        find_model_folder("tiny-qwen3"), dtype=torch.float32, attn_implementation="eager"
+        folder_of("tiny-qwen3"), dtype=torch.float32, attn_implementation="eager"
     )
     batch = make_batch(0)
     for result in results:

@@ -12,11 +12,10 @@ from fsdpbench.engine.algorithms.sft import FSDPLMEngine
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import TrainEngineConfig
-from fsdpbench.engine.models.export import iterate_full_parameters
 from fsdpbench.engine.ops.sft_loss import sft_loss, sft_loss_weight
 from fsdpbench.engine.protocols import LossInputs, LossOutputs
 from fsdpbench.errors import ConfigError
-from tests.distributed.payloads.engine_proof import LENGTHS, SPEC, make_batch
+from tests.distributed.payloads.engine_proof import LENGTHS, SPEC, full_weights, make_batch
 
 
 @contextmanager
@@ -32,11 +31,6 @@ def running(config: dict[str, Any]) -> Iterator[FSDPLMEngine]:
 
 def own_rows(engine: FSDPLMEngine) -> slice:
     return slice(engine.data_parallel_rank, None, engine.data_parallel_world_size)
-
-
-def full_weights(engine: FSDPLMEngine) -> dict[str, Any]:
-    named = iterate_full_parameters(engine.parts.model)
-    return {name: value.clone().numpy() for name, value in named}
 
 
 def skip_non_finite(rank: int, world_size: int, config: dict[str, Any]) -> dict[str, Any]:

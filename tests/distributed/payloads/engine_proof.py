@@ -45,14 +45,17 @@ def train(rank: int, world_size: int, config: dict[str, Any], num_steps: int = 5
         norms.append(stats["grad_norm"])
         assert stats["update_successful"] == 1.0
         assert stats["num_micro_batches"] == 3.0
-    weights = {name: value.clone() for name, value in iterate_full_parameters(engine.parts.model)}
+    weights = full_weights(engine)
     engine.destroy()
     engine.destroy()
-    return {
-        "losses": losses,
-        "norms": norms,
-        "weights": {name: value.numpy() for name, value in weights.items()} if rank == 0 else {},
-    }
+    return {"losses": losses, "norms": norms, "weights": weights}
+
+
+def full_weights(engine: FSDPLMEngine) -> dict[str, Any]:
+    """Return the whole weights on rank 0, nothing elsewhere."""
+    parts = engine.parts
+    named = iterate_full_parameters(parts.model, parts.meshes, parts.device)
+    return {name: value.clone().float().numpy() for name, value in named if value is not None}
 
 
 def train_two_engines(rank: int, world_size: int, first: dict, second: dict) -> list[dict]:
