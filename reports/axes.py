@@ -63,13 +63,20 @@ def plan_titles(paths: Sequence[str]) -> dict[str, str]:
     return titles
 
 
-def name_trial(values: Mapping[str, Any], axes: Axes, fallback: str, limit: int = 60) -> str:
-    """Name a trial by its varied axes: `fsdp:d2 offload_params=true`; `fallback` without any."""
-    parts = [
-        format_value(values[axis.path])
-        if axis.path in BARE_AXES
-        else f"{axis.title}={format_value(values[axis.path])}"
-        for axis in axes.varied
-        if axis.path in values
-    ]
+def name_trial(values: Mapping[str, Any], axes: Axes, fallback: str, limit: int = 80) -> str:
+    """Name a trial by its varied axes: `fsdp:d2 +offload_params`; `fallback` without any.
+
+    A switch reads `+name` when it is on and is left out when it is off, unless the name would
+    then be empty.
+    """
+    present = [(axis, values[axis.path]) for axis in axes.varied if axis.path in values]
+    parts = [_part(axis, value) for axis, value in present if value is not False]
+    if not parts:
+        parts = [f"{axis.title}=false" for axis, _ in present]
     return shorten(" ".join(parts) or fallback, limit)
+
+
+def _part(axis: Axis, value: Any) -> str:
+    if axis.path in BARE_AXES:
+        return format_value(value)
+    return f"+{axis.title}" if value is True else f"{axis.title}={format_value(value)}"

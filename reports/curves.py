@@ -63,6 +63,7 @@ def _curves_of(run: Run, record: Record, axes: Axes, place: int, limit: int) -> 
             plain(curve.name),
             tuple(round(x, 2) for x in curve.x),
             tuple(round(y / scale, 3) for y in curve.y),
+            curve.lowest,
         )
         for curve in series
     )

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.bench.records import Record, TrialStatus
+from fsdpbench.bench.statistics import summarize
 from fsdpbench.errors import list_names
 from fsdpbench.reports.axes import name_trial, plan_axes
 from fsdpbench.reports.failures import count_statuses
 from fsdpbench.reports.ranking import is_cpu_run, rank_records
-from fsdpbench.reports.tables import ABSENT, format_count, format_value, median, sort_finite
+from fsdpbench.reports.tables import ABSENT, format_count, format_value
 from fsdpbench.units import format_bytes, format_seconds
 
 
@@ -60,11 +61,10 @@ def build_headlines(records: Sequence[Record]) -> list[Headline]:
             name_trial(best.axes, axes, best.id, limit=90),
         )
     ]
-    steps = sort_finite(best.step_seconds)
-    if steps:
-        step = format_seconds(median(steps))
-        detail = f"median of {len(steps)} steps of the best trial"
-        headlines.append(Headline("Step time", step, detail))
+    summary = summarize(best.step_seconds)
+    if summary is not None:
+        detail = f"median of {summary.num_samples} steps of the best trial"
+        headlines.append(Headline("Step time", format_seconds(summary.median), detail))
     if len(measured) > 1 and slowest.tokens_per_second and best.tokens_per_second:
         ratio = best.tokens_per_second / slowest.tokens_per_second
         label = name_trial(slowest.axes, axes, slowest.id, limit=90)
@@ -78,6 +78,27 @@ def _memory_headline(best: Record, on_cpu: bool) -> Headline:
     if on_cpu or best.peak_device_bytes is None:
         return Headline("Peak host memory", format_bytes(best.peak_host_bytes), "of the best trial")
     return Headline("Peak device memory", format_bytes(best.peak_device_bytes), "of the best trial")
+
+
+def build_subtitle(name: str, records: Sequence[Record], sweep: Mapping[str, Any]) -> str:
+    """Build the line under a report's title: the run, the devices it used and when it began."""
+    parts = [f"Run {name}"]
+    sizes = sorted({record.world_size for record in records if record.world_size})
+    if sizes and records:
+        what = "process" if is_cpu_run(records) else "GPU"
+        span = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        plural = "" if sizes[-1] == 1 else "es" if what == "process" else "s"
+        parts.append(f"{span} {what}{plural}")
+    created = _created(records, sweep)
+    if created:
+        parts.append(created)
+    return " | ".join(parts)
+
+
+def _created(records: Sequence[Record], sweep: Mapping[str, Any]) -> str:
+    started = [record.started_at for record in records if record.started_at]
+    created = sweep.get("created_at") or min(started, default=None)
+    return format_value(created) if created else ""
 
 
 def build_environment(records: Sequence[Record]) -> list[Fact]:
@@ -114,11 +135,9 @@ def build_measurement(records: Sequence[Record]) -> list[Fact]:
 def build_commands(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Fact]:
     """Build the commands: the one that made the sweep and the one that repeats the best trial."""
     facts = []
-    created = sweep.get("created_at") or min(
-        (record.started_at for record in records if record.started_at), default=None
-    )
+    created = _created(records, sweep)
     if created:
-        facts.append(Fact("created", format_value(created)))
+        facts.append(Fact("created", created))
     argv = sweep.get("argv")
     if isinstance(argv, list) and argv:
         facts.append(Fact("sweep command", shlex.join(map(str, argv)), code=True))

@@ -11,12 +11,13 @@ import base64
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fsdpbench import __version__
 from fsdpbench.reports.curves import plan_loss_curves, plan_memory_curves
@@ -25,6 +26,7 @@ from fsdpbench.reports.facts import (
     build_environment,
     build_headlines,
     build_measurement,
+    build_subtitle,
 )
 from fsdpbench.reports.failures import build_failures, build_not_started
 from fsdpbench.reports.plots import Figure, plan_charts, plotly_javascript
@@ -45,6 +47,7 @@ def render_html(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["breakable"] = breakable
     figures = [*plan_charts(run.records), plan_loss_curves(run)]
     memory = plan_memory_curves(run)
     scripts = [plotly_javascript().replace("</script", "<\\/script"), _template_text("app.js")]
@@ -56,6 +59,7 @@ def render_html(run: Run) -> str:
     return environment.get_template("page.html.j2").render(
         run=run,
         title=_title(run),
+        subtitle=build_subtitle(run.name, run.records, run.sweep),
         version=__version__,
         policy=_content_policy(scripts),
         style=Markup(_template_text("style.css")),
@@ -76,6 +80,11 @@ def render_html(run: Run) -> str:
             ("Environment", build_environment(run.records)),
         ),
     )
+
+
+def breakable(text: str) -> Markup:
+    """Escape a name and let it break after its underscores, dots and slashes."""
+    return Markup(re.sub(r"([_./])(?=.)", r"\1<wbr>", str(escape(text))))
 
 
 def embed_json(data: Any) -> str:

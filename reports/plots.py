@@ -8,24 +8,27 @@ reads only for the JavaScript that the page embeds.
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.bench.records import Record, TrialStatus
-from fsdpbench.reports.axes import Axes, name_trial, plan_axes
+from fsdpbench.bench.statistics import Summary, summarize
+from fsdpbench.reports.axes import BARE_AXES, Axes, name_trial, plan_axes
 from fsdpbench.reports.ranking import is_cpu_run, rank_records
-from fsdpbench.reports.tables import median, sort_finite
+from fsdpbench.reports.tables import format_value, shorten
 from fsdpbench.units import GIB, MIB, format_bytes, format_seconds
 
 MAX_BARS = 24
+LABEL_WIDTH = 36
 PALETTE = tuple(f"@series-{index}" for index in range(1, 9))
 STARTUP_PHASES = ("init", "load", "build")
 """Phases that happen once a trial; they would dwarf those of a step in one chart."""
 MEMORY_BARS = (
-    ("peak_device_bytes", "peak device (allocator)", "@series-1"),
-    ("peak_reserved_bytes", "peak reserved (allocator)", "@series-2"),
-    ("device_total_bytes", "device total (as nvidia-smi)", "@series-3"),
+    ("peak_device_bytes", "peak device", "@series-1"),
+    ("peak_reserved_bytes", "peak reserved", "@series-2"),
+    ("device_total_bytes", "device total", "@series-3"),
 )
 
 
@@ -59,7 +62,7 @@ def plan_charts(records: Sequence[Record]) -> list[Figure]:
     """Plan the charts of a run's measured trials; each stands even without data."""
     ranked = rank_records(records)
     axes = plan_axes(ranked)
-    measured = [r for r in ranked if sort_finite(r.step_seconds) and not _is_failed(r)]
+    measured = [record for record in ranked if not _is_failed(record)]
     return [
         plan_trade_off(measured, axes),
         plan_step_bars(measured, axes),
@@ -69,69 +72,90 @@ def plan_charts(records: Sequence[Record]) -> list[Figure]:
 
 
 def plan_trade_off(measured: Sequence[Record], axes: Axes) -> Figure:
-    """Plan the scatter of speed against memory: the best trials lie up and to the left."""
-    on_cpu = is_cpu_run(measured)
-    field_name = "peak_host_bytes" if on_cpu else "peak_device_bytes"
+    """Plan the scatter of speed against memory, one colour for each value of the first axis."""
+    where = "host" if is_cpu_run(measured) else "device"
+    field_name = f"peak_{where}_bytes"
     points = [
-        (record, getattr(record, field_name), record.tokens_per_second)
+        record
         for record in measured
         if getattr(record, field_name) is not None and record.tokens_per_second is not None
     ]
-    where = "host" if on_cpu else "device"
-    figure = Figure(
-        "trade-off",
-        "Speed against memory",
-        f"Each point is a trial; up is faster, left takes less {where} memory.",
-        empty_reason="" if points else "No trial has both a rate and a memory peak.",
-    )
-    if not points:
-        return figure
-    scale, unit = choose_byte_scale([size for _, size, _ in points])
-    figure.traces.append(
+    scale, unit = choose_byte_scale([getattr(record, field_name) for record in points])
+    groups: dict[str, list[Record]] = {}
+    for record in points:
+        groups.setdefault(_color_group(record, axes), []).append(record)
+    traces = [
         {
             "type": "scatter",
-            "mode": "markers",
-            "x": [round(size / scale, 3) for _, size, _ in points],
-            "y": [round(rate, 2) for _, _, rate in points],
-            "text": [plain(name_trial(r.axes, axes, r.id)) for r, _, _ in points],
-            "hovertemplate": f"%{{text}}<br>%{{y:,.0f}} tokens/s<br>%{{x}} {unit}<extra></extra>",
+            "mode": "markers+text",
+            "name": plain(name),
+            "x": [round(getattr(record, field_name) / scale, 3) for record in members],
+            "y": [round(record.tokens_per_second or 0.0, 2) for record in members],
+            "text": ["best" if record is measured[0] else "" for record in members],
+            "textposition": "top center",
+            "customdata": [plain(name_trial(r.axes, axes, r.id)) for r in members],
+            "hovertemplate": "%{customdata}<br>%{y:,.0f} tokens/s<br>%{x} "
+            f"{unit}<extra></extra>",
             "marker": {
                 "size": 12,
-                "color": ["@series-2", *["@series-1"] * (len(points) - 1)],
+                "color": PALETTE[index % len(PALETTE)],
                 "line": {"width": 1, "color": "@surface"},
             },
         }
+        for index, (name, members) in enumerate(groups.items())
+    ]
+    return Figure(
+        "trade-off",
+        "Speed against memory",
+        f"Each point is a trial; up is faster, left takes less {where} memory.",
+        traces=traces,
+        layout={
+            "xaxis": {"title": {"text": f"peak {where} memory, {unit}"}, "rangemode": "tozero"},
+            "yaxis": {"title": {"text": "tokens/s"}, "rangemode": "tozero"},
+            "showlegend": len(groups) > 1,
+        },
+        empty_reason="" if points else "No trial has both a rate and a memory peak.",
+        height=bar_height(len(measured[:MAX_BARS])),
     )
-    figure.layout.update(
-        xaxis={"title": {"text": f"peak {where} memory, {unit}"}, "rangemode": "tozero"},
-        yaxis={"title": {"text": "tokens/s"}, "rangemode": "tozero"},
-    )
-    return figure
+
+
+def _color_group(record: Record, axes: Axes) -> str:
+    """Return the value that colours a trial: of the mesh axis if it varies, else of the first."""
+    ordered = sorted(axes.varied, key=lambda axis: axis.path not in BARE_AXES)
+    if not ordered:
+        return ""
+    value = format_value(record.axes.get(ordered[0].path), limit=24)
+    return value if ordered[0].path in BARE_AXES else f"{ordered[0].title}={value}"
+
+
+def bar_height(num_bars: int) -> int:
+    """Return the height in pixels of a chart of horizontal bars with two-line labels."""
+    return max(300, 120 + 36 * num_bars)
 
 
 def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
-    """Plan the bars of the median step, whiskers from the fastest to the slowest step."""
-    shown = measured[:MAX_BARS]
-    times = [sort_finite(record.step_seconds) for record in shown]
-    middles = [median(ordered) for ordered in times]
-    scale, unit = choose_time_scale(middles)
+    """Plan the bars of the median step, whiskers over its 95 % interval."""
+    timed = [(record, summary) for record in measured if (summary := _summary(record))]
+    shown = [record for record, _ in timed[:MAX_BARS]]
+    summaries = [summary for _, summary in timed[:MAX_BARS]]
+    scale, unit = choose_time_scale([summary.median for summary in summaries])
     traces = [
         {
             "type": "bar",
             "orientation": "h",
-            "x": [round(middle / scale, 4) for middle in middles],
+            "x": [round(summary.median / scale, 4) for summary in summaries],
             "y": _labels(shown, axes),
             "error_x": {
                 "type": "data",
                 "symmetric": False,
-                "array": [round((t[-1] - median(t)) / scale, 4) for t in times],
-                "arrayminus": [round((median(t) - t[0]) / scale, 4) for t in times],
-                "color": "@muted",
+                "array": [round((s.high - s.median) / scale, 4) for s in summaries],
+                "arrayminus": [round((s.median - s.low) / scale, 4) for s in summaries],
+                "color": "@text",
                 "thickness": 1.2,
                 "width": 3,
             },
             "marker": {"color": "@series-1"},
-            "text": [format_seconds(middle) for middle in middles],
+            "text": [format_seconds(summary.median) for summary in summaries],
             "textposition": "inside",
             "insidetextanchor": "start",
             "hovertemplate": "%{y}<br>median %{text}<extra></extra>",
@@ -140,10 +164,10 @@ def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
     return _bars(
         "step-time",
         "Step time",
-        "Median time of a step after warm-up; whiskers reach from the fastest to the slowest step.",
+        "Median time of a step after warm-up; whiskers span the 95 % interval of the median.",
         traces,
         shown,
-        measured,
+        [record for record, _ in timed],
         f"step time, {unit}",
     )
 
@@ -177,7 +201,7 @@ def plan_memory_bars(measured: Sequence[Record], axes: Axes) -> Figure:
             )
     caption = "Highest memory of the whole trial, maximum over ranks."
     if len(traces) > 1:
-        caption += " What nvidia-smi shows includes the CUDA context and other libraries."
+        caption += " Device total is what nvidia-smi shows; the others are the allocator's."
     figure = _bars("memory", "Peak memory", caption, traces, shown, measured, f"memory, {unit}")
     if not traces:
         return Figure(figure.key, figure.title, caption, empty_reason="No memory was recorded.")
@@ -234,16 +258,24 @@ def choose_time_scale(seconds: Sequence[float]) -> tuple[float, str]:
     return (1.0, "s") if max(seconds, default=0.0) >= 1 else (1e-3, "ms")
 
 
+def _summary(record: Record) -> Summary | None:
+    return summarize(record.step_seconds)
+
+
 def _is_failed(record: Record) -> bool:
     return record.status.is_failure and record.status is not TrialStatus.CONTAMINATED
 
 
 def _labels(records: Sequence[Record], axes: Axes) -> list[str]:
     """Name the bars; the place in front keeps two trials of one name apart."""
-    return [
-        plain(f"{place}  {name_trial(record.axes, axes, record.id, limit=44)}")
-        for place, record in enumerate(records, start=1)
-    ]
+    labels = []
+    for place, record in enumerate(records, start=1):
+        name = f"{place}  {name_trial(record.axes, axes, record.id)}"
+        lines = [shorten(line, LABEL_WIDTH) for line in textwrap.wrap(name, LABEL_WIDTH)]
+        if len(lines) > 2:
+            lines = [lines[0], shorten(" ".join(lines[1:]), LABEL_WIDTH)]
+        labels.append("<br>".join(map(plain, lines)))
+    return labels
 
 
 def _bars(
@@ -258,7 +290,6 @@ def _bars(
     """Lay out horizontal bars, the best trial on top."""
     if len(shown) < len(all_records):
         caption += f" The best {len(shown)} of {len(all_records)} trials are drawn."
-    groups = len(traces) if key == "memory" else 1
     return Figure(
         key,
         title,
@@ -272,6 +303,6 @@ def _bars(
             "showlegend": len(traces) > 1,
         },
         empty_reason="" if shown else "No trial was measured.",
-        height=130 + len(shown) * (18 + 12 * groups),
+        height=bar_height(len(shown)),
         narrow_labels=[f"#{place}" for place in range(1, len(shown) + 1)],
     )

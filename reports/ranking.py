@@ -134,8 +134,8 @@ def _columns(axes: Axes, per_device: str) -> tuple[Column, ...]:
             "step",
             "step median",
             numeric=True,
-            hint="Median time of the steps after warm-up; below it the lowest, the highest and "
-            "the number of steps.",
+            hint="Median time of the steps after warm-up; below it the 95 % interval of the "
+            "median (all steps where there are fewer than 6) and the number of steps.",
             priority=2,
         ),
         Column("mfu", "MFU", numeric=True, hint="Model FLOP/s utilisation.", priority=4),

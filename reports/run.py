@@ -15,6 +15,7 @@ from fsdpbench.bench.folders import RunFolder, TrialFolder
 from fsdpbench.bench.records import Record
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.errors import ConfigError, Violation
+from fsdpbench.reports.tables import clean_text
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the run's directory."""
-        return self.folder.path.resolve().name
+        return clean_text(self.folder.path.resolve().name)
 
     def trial(self, trial_id: str) -> TrialFolder | None:
         """Return the folder of a trial, None if it is gone or its id is no plain name."""
@@ -54,7 +55,8 @@ def load_run(path: Path) -> Run:
     if len(records) < len(read.records):
         repeated = len(read.records) - len(records)
         problems.append(f"{repeated} records were replaced by later ones of the same trials")
-    return Run(folder, tuple(records), _load_sweep(folder.sweep_path, problems), tuple(problems))
+    sweep = _load_sweep(folder.sweep_path, problems)
+    return Run(folder, tuple(records), sweep, tuple(map(clean_text, problems)))
 
 
 def _load_sweep(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.tables import clean_text
+
 
 @dataclass(frozen=True)
 class Series:
@@ -21,6 +23,7 @@ class Series:
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
+    lowest: bool = False  # the rank with the lowest peak, drawn beside the highest
 
     @property
     def peak(self) -> float:
@@ -86,7 +89,7 @@ def read_memory(path: Path, limit: int) -> list[Series]:
     Of each quantity the rank with the highest peak is kept, and the one with the lowest if it
     differs by more than a tenth: two curves tell an imbalance, a hundred hide it.
     """
-    curves = _collect(path)
+    curves = {key: curve for key, curve in _collect(path).items() if any(curve[1])}
     start = min((times[0] for times, _ in curves.values()), default=0.0)
     kept: list[Series] = []
     for quantity in dict.fromkeys(quantity for quantity, _ in curves):
@@ -98,7 +101,8 @@ def read_memory(path: Path, limit: int) -> list[Series]:
         for rank in [highest, lowest] if uneven else [highest]:
             times, values = ranks[rank]
             x, y = thin([time - start for time in times], values, limit)
-            kept.append(Series(_name(quantity, rank, len(ranks)), tuple(x), tuple(y)))
+            name = _name(quantity, rank, len(ranks))
+            kept.append(Series(name, tuple(x), tuple(y), lowest=rank != highest))
     return kept
 
 
@@ -114,17 +118,23 @@ def _collect(path: Path) -> dict[tuple[str, str], tuple[list[float], list[float]
         if place is None:
             place = line.get("device", "")
         for name, value in line.items():
-            if not name.endswith("_bytes"):
+            if not name.endswith("_bytes") or name.startswith("peak_"):
                 continue
             amount = number(value)
             if amount is None:
                 continue
-            curve = curves.setdefault((f"{source} {name[:-6]}".strip(), str(place)), ([], []))
+            curve = curves.setdefault((_quantity(source, name), str(place)), ([], []))
             curve[0].append(time)
             curve[1].append(amount)
     return curves
 
 
+def _quantity(source: str, name: str) -> str:
+    words = name.removesuffix("_bytes").replace("_", " ")
+    known = {"nvml": "NVML", "host": "host"}.get(source, source)
+    words = {"rss": "resident", "process": "of this process"}.get(words, words)
+    return clean_text(f"{words} ({known})" if known else words)
+
+
 def _name(quantity: str, rank: str, num_ranks: int) -> str:
-    text = quantity.replace("_", " ")
-    return f"{text}, rank {rank}" if num_ranks > 1 and rank else text
+    return clean_text(f"{quantity}, rank {rank}") if num_ranks > 1 and rank else quantity

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fsdpbench.bench.statistics import summarize
 from fsdpbench.units import format_bytes, format_seconds
 
 ABSENT = "-"
+
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # a terminal's colour or cursor sequence
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # its title or hyperlink sequence
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
 
 
 @dataclass(frozen=True)
@@ -103,13 +111,12 @@ def bytes_cell(num_bytes: float | None, reason: str, total_bytes: float | None =
 
 
 def seconds_cell(samples: Sequence[float], reason: str) -> Cell:
-    """Return the median of the samples, with the lowest, the highest and their number as detail."""
-    ordered = sort_finite(samples)
-    if not ordered:
-        return absent(reason)
-    middle = median(ordered)
-    span = f"{format_range(ordered[0], ordered[-1])}, n={len(ordered)}"
-    return Cell(format_seconds(middle), middle, span)
+    """Return the median of the samples, with its 95 % interval and their number as detail."""
+    summary = summarize(samples)
+    if summary is None:
+        return absent("a sample is not finite" if samples else reason)
+    span = f"{format_range(summary.low, summary.high)}, n={summary.num_samples}"
+    return Cell(format_seconds(summary.median), summary.median, span)
 
 
 def rate_cell(per_second: float | None, reason: str) -> Cell:
@@ -136,17 +143,6 @@ def difference_cell(value: float | None, best: float | None, reason: str) -> Cel
     return Cell(f"{fraction * 100:+.1f} %", fraction)
 
 
-def sort_finite(samples: Sequence[float]) -> list[float]:
-    """Return the finite samples in ascending order."""
-    return sorted(sample for sample in samples if math.isfinite(sample))
-
-
-def median(ordered: Sequence[float]) -> float:
-    """Return the median of values that are sorted already and not empty."""
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-
-
 def format_count(number: float) -> str:
     """Write a positive quantity with about four significant digits and thousands set apart."""
     if abs(number) >= 100:
@@ -168,7 +164,7 @@ def format_value(value: Any, limit: int = 200) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
-        text = " ".join(value.split()) or '""'
+        text = " ".join(clean_text(value).split()) or '""'
     elif isinstance(value, bool):
         text = "true" if value else "false"
     elif isinstance(value, float):
@@ -178,6 +174,11 @@ def format_value(value: Any, limit: int = 200) -> str:
     else:
         text = json.dumps(value, default=str)
     return shorten(text, limit)
+
+
+def clean_text(text: str) -> str:
+    """Take out of a foreign text what a terminal would obey and what UTF-8 cannot hold."""
+    return _CONTROL.sub("", text).encode("utf-8", "replace").decode("utf-8")
 
 
 def shorten(text: str, limit: int) -> str:

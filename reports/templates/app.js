@@ -43,12 +43,11 @@
       yaxis.ticktext = figure.narrow_labels;
     }
     return {
-      font: { family: "inherit", size: 12, color: "@text" },
+      font: { size: 12, color: "@text" },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       margin: { l: 12, r: 18, t: 12, b: 12 },
       hoverlabel: { bgcolor: "@surface", bordercolor: "@line", font: { color: "@text" } },
-      legend: { orientation: "h", x: 0, xanchor: "left", y: -0.02, yanchor: "top", yref: "container" },
       ...own,
       height: figure.height,
       xaxis: axis(own.xaxis),
@@ -58,8 +57,8 @@
 
   const CONFIG = {
     displaylogo: false,
+    displayModeBar: false,
     responsive: true,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
   };
 
   const draw = (figure) => {
@@ -70,8 +69,15 @@
     const layout = withColors(layoutOf(figure, narrow), styles);
     layout.font.family = styles.getPropertyValue("--sans").trim();
     if (layout.showlegend) {
-      layout.legend = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" };
-      layout.margin.t = 36;
+      layout.legend = {
+        orientation: "h",
+        traceorder: "normal",
+        x: 0,
+        xanchor: "left",
+        y: 1.02,
+        yanchor: "bottom",
+      };
+      layout.margin.t = 8;
     }
     return Plotly.react(element, withColors(figure.traces, styles), layout, CONFIG);
   };
@@ -89,7 +95,11 @@
       name: series.name,
       x: series.x,
       y: series.y,
-      line: { color: `@series-${(index % 8) + 1}`, width: 2 },
+      line: {
+        color: `@series-${(index % 8) + 1}`,
+        width: 2,
+        dash: series.lowest ? "dot" : "solid",
+      },
       hovertemplate: `%{x:.1f} s: %{y} ${curves.unit}<extra>%{fullData.name}</extra>`,
     })),
     layout: {
