@@ -40,12 +40,14 @@ class AnyPrecisionAdamW(ShardedOptimizer):
         momentum_dtype: torch.dtype = torch.bfloat16,
         variance_dtype: torch.dtype = torch.bfloat16,
         compensation_dtype: torch.dtype = torch.bfloat16,
+        chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self.use_kahan_summation = use_kahan_summation
         self.momentum_dtype = momentum_dtype
         self.variance_dtype = variance_dtype
         self.compensation_dtype = compensation_dtype
+        self.chunk_elements = chunk_elements
         super().__init__(params, defaults)
 
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
@@ -76,7 +78,7 @@ class AnyPrecisionAdamW(ShardedOptimizer):
             flat[name] = [flat_view(state) for state in self.local_states(params, name)]
         skip = None if guard.found_inf is None else guard.found_inf.bool()
         lengths = [shard.numel() for shard in flat["param"]]
-        for chunk in plan_chunks(lengths, CHUNK_ELEMENTS):
+        for chunk in plan_chunks(lengths, self.chunk_elements):
             views = {name: _views(tensors, chunk) for name, tensors in flat.items()}
             old = {name: _join(tensors) for name, tensors in views.items()}
             size, floor = _spread(sizes, chunk), _spread(floors, chunk)

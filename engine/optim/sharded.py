@@ -40,8 +40,9 @@ class ShardedOptimizer(Optimizer):
     ) -> float | None:
         """Update the parameters with gradients divided by `grad_scale`, unless `found_inf` is 1.0.
 
-        Both are 0-D tensors, best on the shards' device: the host then reads neither. A skipped step leaves parameters, states and step counters bitwise as they were. Gradients
-        are used up: their values afterwards are not defined.
+        Both are 0-D tensors, best on the shards' device: the host then reads neither. A skipped
+        step leaves parameters, states and step counters bitwise as they were. Gradients are used
+        up: their values afterwards are not defined.
         Collective over: the axes of pending gradients (none under FSDP2).
         """
         loss = None
