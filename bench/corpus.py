@@ -175,6 +175,9 @@ def build_corpus(seed: int = SEED, num_rounds: int = NUM_ROUNDS) -> str:
     """Return the corpus as JSON Lines."""
     source = Source(seed)
     entries = [writer(source) for _ in range(num_rounds) for writer in WRITERS]
+    for entry in entries:
+        if "prompt" in entry:
+            entry["prompt"] += "\n"  # prompt and completion are joined as they stand
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
