@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.shard_writer import MAX_FILE_BYTES, ShardWriter, plan_weight_files
+from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
 from fsdpbench.engine.parallel.materialize import fill_parameters
 from fsdpbench.engine.parallel.weight_files import SafetensorsWeights
 
@@ -38,15 +38,6 @@ COMPANIONS = (
 )
 
 
-def gather_full_parameter(parameter: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the whole tensor on `device`, on every rank. Collective over: the parameter's mesh."""
-    parameter = parameter.detach()
-    if not isinstance(parameter, DTensor):
-        return parameter.to(device)
-    # offloaded shards go to the device first: its collectives do not reach host memory
-    return parameter.to(device).full_tensor()
-
-
 def iterate_full_parameters(
     model: PolicyModel,
     meshes: DeviceMeshes,
@@ -58,7 +49,7 @@ def iterate_full_parameters(
     Tied parameters appear once. Every rank must exhaust the iterator. Collective over: the world.
     """
     for name, parameter in model.named_hf_parameters():
-        whole = gather_full_parameter(parameter, device.torch_device)
+        whole = gather_full_tensor(parameter, device.torch_device)
         if meshes.rank == 0:
             yield name, whole.to(dtype or whole.dtype).cpu()
         else:

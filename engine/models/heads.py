@@ -1,8 +1,8 @@
 """What the engine trains: a causal language model that answers with log-probabilities.
 
-`PolicyModel` is the root of FSDP2, so its forward is where the embedding, the last norm and the head
-are gathered. Only token ids and positions pass through it: FSDP2 casts floating inputs to the compute
-dtype, which would round counts and weights of tokens.
+`PolicyModel` is the root of FSDP2, so its forward is where the embedding, the last norm and the
+head are gathered. Only token ids and positions pass through it: FSDP2 casts floating inputs to the
+compute dtype, which would round counts and weights of tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a model's `path` to a folder on disk, its tokenizer, and a policy model on the meta device.
 
-A path is a preset, a local Hugging Face folder or a hub id that lies in the Hugging Face cache; nothing
-is downloaded.
+A path is a preset, a local Hugging Face folder or a hub id that lies in the Hugging Face cache;
+nothing is downloaded.
 """
 
 from __future__ import annotations

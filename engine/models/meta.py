@@ -1,4 +1,4 @@
-"""Build a transformers model whose parameters have shapes and no storage, and whose buffers are real.
+"""Build a transformers model whose parameters are shapes without storage; buffers are real.
 
 A plain `torch.device("meta")` would lose the buffers that constructors compute (rotary frequencies,
 embedding scales), so only what will be overwritten anyway goes to the meta device.

@@ -38,7 +38,7 @@ CPU_FLASH = AttentionKernel("cpu_flash", cpu_flash)
 SDPA = AttentionKernel("sdpa", sdpa, has_dropout=True)
 EAGER = AttentionKernel("eager", eager, has_dropout=True)
 INSTALL_LINES = {
-    "flash_attention_3": "pip install flash-attn-3, or build hopper/ of the flash-attention sources",
+    "flash_attention_3": "build hopper/ of the flash-attention sources, or use flash_attention_2",
     "flash_attention_4": "pip install 'fsdpbench[flash]'",
     "hub kernels": "pip install kernels",
 }

@@ -67,7 +67,7 @@ def cpu_flash(
 def sdpa(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout
 ) -> torch.Tensor:
-    """Torch's scaled_dot_product_attention, one call a sequence; torch picks the kernel by device."""
+    """Torch's scaled_dot_product_attention, one call a sequence; torch picks its kernel."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = _additive_window_mask(q, layout)

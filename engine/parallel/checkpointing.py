@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 def apply_activation_checkpointing(backbone: PreTrainedModel, *, preserve_rng: bool) -> None:
     """Keep only the layers' inputs in the forward pass of a model in training mode.
 
-    `preserve_rng` makes the recomputation draw the same dropout; without dropout it only costs time.
+    `preserve_rng` makes the recomputation draw the same dropout; without any it only costs time.
     """
     backbone.gradient_checkpointing_enable(
         {"use_reentrant": False, "preserve_rng_state": preserve_rng}

@@ -1,8 +1,8 @@
 """FSDP2 over the flattened dp x cp axis: one unit per decoder layer and one root for the rest.
 
-Masters stay in the dtype in which the model was built; gathered copies and the computation are in the
-compute dtype, gradients are reduced in their own and *averaged* over the axis (the step scales its
-loss by the axis size). The wrapping runs at size 1 too: it is what brings mixed precision.
+Masters stay in the dtype in which the model was built; gathered copies and the computation are in
+the compute dtype, gradients are reduced in their own and *averaged* over the axis (the step scales
+its loss by the axis size). The wrapping runs at size 1 too: it is what brings mixed precision.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def build_offload_policy(offload_params: bool, device_type: str) -> OffloadPolic
 
 
 def find_modules_to_wrap(model: nn.Module, class_names: Collection[str]) -> list[nn.Module]:
-    """List the modules of these classes, inner before outer; ConfigError names a class without any."""
+    """List the modules of these classes, inner before outer; refuse a class without any."""
     modules = [m for m in model.modules() if type(m).__name__ in class_names]
     found = {type(module).__name__ for module in modules}
     missing = [name for name in class_names if name not in found]

@@ -1,7 +1,8 @@
-"""From a parallelized model on the meta device to one with values, each rank making only its own part.
+"""From a parallelized meta model to one with values, each rank making only its own part.
 
-A `WeightSource` answers for one region of one named tensor at a time, so a rank never holds more than
-its shards and the region in flight. Tied names are one parameter and are filled once, under the first.
+A `WeightSource` answers for one region of one named tensor at a time, so a rank never holds more
+than its shards and the region in flight. Tied names are one parameter and are filled once, under
+the first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ranks as a grid: process groups and device meshes of one engine, and nothing else about it.
 
-Rank r stands at (dp, cp, tp) with tp fastest: r = (dp * cp_size + cp) * tp_size + tp. Parameters live
-on the two-axis mesh ("fsdp", "tp"), where "fsdp" is dp x cp flattened; the three-axis mesh
+Rank r stands at (dp, cp, tp) with tp fastest: r = (dp * cp_size + cp) * tp_size + tp. Parameters
+live on the two-axis mesh ("fsdp", "tp"), where "fsdp" is dp x cp flattened; the three-axis mesh
 ("dp", "cp", "tp") is a view of the same ranks for callers. Nothing is kept at module level, so
 engines of different meshes stand side by side in one process.
 """
@@ -20,7 +20,7 @@ from fsdpbench.errors import TopologyError, Violation
 
 @dataclass(frozen=True)
 class DeviceMeshes:
-    """Groups and meshes of one engine. Groups of one rank exist too, so no caller asks for a size first."""
+    """Groups and meshes of one engine. Groups of one rank exist too: callers need not ask."""
 
     strategy: ParallelStrategy
     device_type: str

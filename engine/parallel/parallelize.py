@@ -1,8 +1,8 @@
 """The order of transforms of a model, on one screen.
 
-The model is on the meta device; nothing is allocated and nothing is communicated. The order matters:
-tensor parallelism first, since FSDP shards what it leaves on a rank; checkpointing before FSDP, so that
-a layer is gathered once and recomputed inside.
+The model is on the meta device; nothing is allocated and nothing is communicated. The order
+matters: tensor parallelism first, since FSDP shards what it leaves on a rank; checkpointing before
+FSDP, so that a layer is gathered once and recomputed inside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Random weights that are the same for every mesh, and that no rank ever makes as a whole.
 
-A matrix is drawn in blocks of whole rows, each from its own generator, seeded by the run's seed, the
-tensor's name and the block's number. A rank draws the blocks that its region touches. Values depend on
-the type of device that draws them, not on the number of ranks.
+A matrix is drawn in blocks of whole rows, each from its own generator, seeded by the run's seed,
+the tensor's name and the block's number. A rank draws the blocks that its region touches. Values
+depend on the type of device that draws them, not on the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK_ELEMENTS = 1 << 22  # of one draw: 16 MiB of fp32
 
 
 class SeededWeights:
-    """A source of random values: matrices normal, vectors as their module's constructor made them."""
+    """A source of random values: matrices normal, vectors as their constructors made them."""
 
     def __init__(
         self,

@@ -78,14 +78,17 @@ class _AllToAll(torch.autograd.Function):
         return _all_to_all(gradient, ctx.group), None
 
 
-def _all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+def all_gather_first_dim(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Concatenate the ranks' equal tensors along dim 0; no autograd. Collective over: `group`."""
     x = x.contiguous()
-    ranks = group.size()
-    gathered = x.new_empty((ranks * x.shape[0], *x.shape[1:]))
+    gathered = x.new_empty((group.size() * x.shape[0], *x.shape[1:]))
     _all_gather_flat(gathered, x, group=group)
-    if dim == 0:
-        return gathered
-    return torch.cat(gathered.chunk(ranks), dim=dim)
+    return gathered
+
+
+def _all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    gathered = all_gather_first_dim(x, group)
+    return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
 
 
 def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Parallel styles that torch does not bring: how a module's parameters lie and what its inputs become.
+"""Parallel styles that torch does not bring: how parameters lie and what inputs become.
 
 Both keep plain local tensors at the module's edge, so model code never meets a mesh.
 """
@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import ParallelStyle
 class ReplicateParallel(ParallelStyle):
     """Keep a module's parameters whole on every rank; their gradients are summed over the axis.
 
-    The input is a local tensor that lies as `layout` says (by default a shard of dim 1), and so does
-    the output.
+    The input is a local tensor that lies as `layout` says (by default a shard of dim 1), and so
+    does the output.
     """
 
     def __init__(self, layout: Placement | None = None) -> None:
@@ -47,8 +47,8 @@ class ReplicateParallel(ParallelStyle):
 class GatherSequenceInput(ParallelStyle):
     """Give a block the whole sequence: gather its `hidden_states` (first argument or keyword).
 
-    The block's linear layers take the gathered input as one DTensor, so that their partial gradients
-    add up before the single reduce-scatter that undoes the gather.
+    The block's linear layers take the gathered input as one DTensor, so that their partial
+    gradients add up before the single reduce-scatter that undoes the gather.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

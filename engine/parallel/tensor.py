@@ -1,7 +1,7 @@
 """Tensor and sequence parallelism on a transformers causal model, by its family's plan.
 
-Works on parameters of the meta device as well as on real ones. Which module gets which style is data
-in `tensor_plans`; here styles become torch's, and tied weights stay one parameter.
+Works on parameters of the meta device as well as on real ones. Which module gets which style is
+data in `tensor_plans`; here styles become torch's, and tied weights stay one parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def apply_tensor_parallel(backbone: nn.Module, tp_mesh: DeviceMesh, family: Fami
     """Shard a causal model over `tp_mesh` in place; hidden states become sequence shards.
 
     No communication: parameters are on the meta device or equal on all ranks. Afterwards the base
-    model returns its slice of the sequence, and the head's weight holds its slice of the vocabulary.
+    model returns its slice of the sequence, and the head's weight is a slice of the vocabulary.
     """
     shared = find_tied_parameters(backbone)
     parallelize_module(backbone, tp_mesh, build_styles(plan_model(family)))

@@ -2,7 +2,7 @@
 
 Outside attention a rank holds T / cp consecutive tokens with all heads; inside, all T tokens with
 H / cp heads. One all-to-all leads in (query, key and value in one message) and one leads out. With
-fewer key/value heads than ranks, each is replicated so that every rank gets the one its queries use.
+fewer key/value heads than ranks, each is replicated: every rank gets the one its queries use.
 """
 
 from __future__ import annotations

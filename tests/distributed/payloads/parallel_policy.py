@@ -12,10 +12,10 @@ from fsdpbench.engine.batching.packing import pack
 from fsdpbench.engine.config.parallel import parse_backend
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.device import Device
-from fsdpbench.engine.models.export import gather_full_parameter
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, load_hf_config, resolve_path
 from fsdpbench.engine.parallel.attention import build_attention_context
+from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
 from fsdpbench.engine.parallel.materialize import materialize_model
 from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
 from fsdpbench.engine.parallel.parallelize import parallelize_model
@@ -104,7 +104,7 @@ def compare_gradients(model: PolicyModel, reference: Any) -> float:
     expected = {name: p.grad for name, p in reference.named_parameters()}
     errors = {}
     for name, parameter in model.named_hf_parameters():
-        found = gather_full_parameter(parameter.grad, torch.device("cpu"))
+        found = gather_full_tensor(parameter.grad, torch.device("cpu"))
         wanted = expected.pop(name)
         errors[name] = float((found - wanted).abs().max() / wanted.abs().max())
     assert not expected, f"parameters that the policy lacks: {list(expected)}"
