@@ -49,7 +49,8 @@ def build_run_schema(*more: type[StrictModel]) -> dict[str, Any]:
 
     `more` are the kinds of run that other layers own.
     """
-    models = (*dict.fromkeys(RUN_KINDS.values()), *more, TrainEngineConfig)
+    models: tuple[type[StrictModel], ...] = (*RUN_KINDS.values(), *more, TrainEngineConfig)
+    models = tuple(dict.fromkeys(models))
     references, definitions = models_json_schema([(model, "validation") for model in models])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -238,16 +238,16 @@ def _suggest_elsewhere(cls: type[StrictModel], found: list[Violation]) -> list[V
     """Point an unknown key at the field of that name in another section, if there is one."""
     paths = list(field_paths(cls))
     return [
-        replace(violation, remedy=_suggest(cls, paths, violation))
-        if violation.allowed == UNKNOWN and not violation.remedy.startswith("did you mean")
-        else violation
-        for violation in found
+        replace(v, remedy=_suggest(cls, paths, v)) if v.allowed == UNKNOWN else v for v in found
     ]
 
 
 def _suggest(cls: type[StrictModel], paths: Sequence[str], violation: Violation) -> str:
+    """Choose the field of this very name, else the section's own near one, else any near one."""
     name = violation.where.rpartition(".")[2]
     same = [path for path in paths if path.rpartition(".")[2] == name]
+    if not same and violation.remedy.startswith("did you mean"):
+        return violation.remedy
     close = same or get_close_matches(violation.where, paths, n=1, cutoff=0.7)
     if close:
         return f"did you mean {close[0]}?"

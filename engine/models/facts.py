@@ -16,7 +16,15 @@ from huggingface_hub import constants as hub
 from fsdpbench.engine.config.parallel import ENGINE_SELECTION
 from fsdpbench.engine.models.families import FAMILIES, Family, has_experts
 from fsdpbench.engine.models.presets import PRESETS
-from fsdpbench.errors import ConfigError, Violation
+from fsdpbench.errors import ConfigError, Violation, list_names
+
+COUNTS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "vocab_size",
+)
 
 
 @dataclass(frozen=True)
@@ -86,30 +94,10 @@ def read_model_config(path: str) -> dict[str, Any]:
 
 def build_model_facts(model_config: Mapping[str, Any], path: str = "") -> ModelFacts:
     """Derive the facts from the contents of a `config.json`; `path` is for messages."""
-    model_type = model_config.get("model_type")
-    if has_experts(model_config):
-        raise ConfigError(
-            [
-                Violation(
-                    "path",
-                    repr(path),
-                    f"holds a mixture of experts ({model_type}): {ENGINE_SELECTION['moe']}",
-                    "the FSDP engine trains dense models",
-                )
-            ]
-        )
-    family = FAMILIES.get(str(model_type))
-    if family is None:
-        raise ConfigError(
-            [
-                Violation(
-                    "path",
-                    repr(path),
-                    f"has model_type {model_type!r}, which is not supported",
-                    f"families: {', '.join(FAMILIES)}",
-                )
-            ]
-        )
+    problem = _find_problem(model_config)
+    if problem:
+        raise ConfigError([Violation("path", repr(path), *problem)])
+    family = FAMILIES[model_config["model_type"]]
     values = {**family.config_defaults, **model_config}
     heads = values["num_attention_heads"]
     return ModelFacts(
@@ -128,6 +116,27 @@ def build_model_facts(model_config: Mapping[str, Any], path: str = "") -> ModelF
         attention_softcapping=values.get("attn_logit_softcapping"),
         bidirectional=bool(values.get("use_bidirectional_attention")),
     )
+
+
+def _find_problem(model_config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Say why this model cannot be trained here, and what to do."""
+    model_type = model_config.get("model_type")
+    text_config = model_config.get("text_config") or {}
+    if has_experts(model_config) or has_experts(text_config):
+        reason = f"holds a mixture of experts ({model_type}): {ENGINE_SELECTION['moe']}"
+        return reason, "the FSDP engine trains dense models"
+    if text_config:
+        return f"is a multimodal model ({model_type})", "not available yet; use a text model"
+    if model_type not in FAMILIES:
+        reason = f"has model_type {model_type!r}, which is no known family"
+        return reason, f"families: {', '.join(FAMILIES)}"
+    if model_config.get("quantization_config"):
+        return "holds quantized weights", "use the unquantized checkpoint"
+    values = {**FAMILIES[model_type].config_defaults, **model_config}
+    wrong = [key for key in COUNTS if type(values.get(key)) is not int or values[key] < 1]
+    if wrong:
+        return f"has a config.json without a count for {list_names(wrong)}", "mend the file"
+    return None
 
 
 def _count_parameters(family: Family, values: Mapping[str, Any]) -> int:
