@@ -49,7 +49,8 @@
       margin: { l: 12, r: 18, t: 12, b: 12 },
       hoverlabel: { bgcolor: "@surface", bordercolor: "@line", font: { color: "@text" } },
       ...own,
-      height: figure.height,
+      // where there is no room beside each other, every entry of the legend takes a line
+      height: figure.height + (narrow ? 20 * Math.max(0, figure.traces.length - 4) : 0),
       xaxis: axis(own.xaxis),
       yaxis,
     };
