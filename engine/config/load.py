@@ -26,7 +26,7 @@ _SCALARS = (
     ("int", r"[-+]?(0|[1-9][0-9]*)", tuple("-+0123456789")),
     (
         "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.inf)|\.nan",
         tuple("-+.0123456789"),
     ),
     ("merge", r"<<", ("<",)),
@@ -114,17 +114,19 @@ def _parse_override(text: str) -> tuple[str, Any]:
             [Violation(path, "", "has no value in the override", "write null, or '' for no text")]
         )
     try:
-        return path, _load_document(value)
+        return path, _load_document(value)[0]
     except yaml.YAMLError as error:
         raise ConfigError([Violation(path, repr(value), f"is no YAML: {error}")]) from None
 
 
-def _load_document(text: str) -> Any:
+def _load_document(text: str) -> tuple[Any, dict[str, int]]:
+    """Return the value of the only document and the line of each dotted path in it."""
     loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    root = loader.get_single_node()
+    if root is None:
+        return None, {}
+    lines = dict(_list_lines(root))
+    return loader.construct_document(root), lines
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -133,15 +135,10 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Violation(str(path), "", f"cannot be read: {error}")]) from None
-    loader = _Loader(text)
     try:
-        root = loader.get_single_node()
-        lines = dict(_list_lines(root)) if root is not None else {}
-        data = loader.construct_document(root) if root is not None else None
+        data, lines = _load_document(text)
     except yaml.YAMLError as error:
         raise ConfigError([_describe_yaml_error(path, error)]) from None
-    finally:
-        loader.dispose()
     if data is None:
         return {}, {}
     if not isinstance(data, dict):
