@@ -19,9 +19,9 @@ class Watchdog:
         self._deadline = started + timeout_seconds
         self._hang_seconds = hang_seconds
         self._last_change = started  # start-up counts as life: the first beat has hang_seconds too
-        self._last_seen: Hashable = None
+        self._last_seen: tuple[Hashable, ...] = ()
 
-    def judge(self, now: float, beats: Hashable) -> Overrun | None:
+    def judge(self, now: float, beats: tuple[Hashable, ...]) -> Overrun | None:
         """Say which limit is passed. `beats` is any value that changes when some rank beats."""
         if beats != self._last_seen:
             self._last_seen, self._last_change = beats, now
