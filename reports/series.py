@@ -7,13 +7,17 @@ of a memory curve is lost. A line that cannot be read is skipped and counted.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.tables import clean_text
+
+MAX_NUMBER = 1e300
+"""A larger number is no measurement; it also keeps huge JSON integers within a float."""
+
+Curve = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,11 @@ def thin(x: Sequence[float], y: Sequence[float], limit: int) -> tuple[list[float
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a file, torn or foreign lines skipped; nothing if it is absent."""
     try:
-        with path.open("rb") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
                     value = json.loads(line)
-                except ValueError:  # a torn line, or bytes that are not text: the others stand
+                except ValueError:  # a torn line: the others stand
                     continue
                 if isinstance(value, dict):
                     yield value
@@ -65,7 +69,7 @@ def number(value: Any) -> float | None:
     """Return a finite float of a JSON value, else None (`NaN` travels as a string)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if -MAX_NUMBER < value < MAX_NUMBER else None
 
 
 def read_loss(path: Path, limit: int) -> Series | None:
@@ -92,8 +96,8 @@ def read_memory(path: Path, limit: int) -> list[Series]:
     curves = {key: curve for key, curve in _collect(path).items() if any(curve[1])}
     start = min((times[0] for times, _ in curves.values()), default=0.0)
     kept: list[Series] = []
-    for quantity in dict.fromkeys(quantity for quantity, _ in curves):
-        ranks = {rank: curve for (name, rank), curve in curves.items() if name == quantity}
+    for quantity in dict.fromkeys((source, name) for source, name, _ in curves):
+        ranks = {key[2]: curve for key, curve in curves.items() if key[:2] == quantity}
         peaks = {rank: max(values) for rank, (_, values) in ranks.items()}
         highest = max(peaks, key=peaks.__getitem__)
         lowest = min(peaks, key=peaks.__getitem__)
@@ -101,40 +105,35 @@ def read_memory(path: Path, limit: int) -> list[Series]:
         for rank in [highest, lowest] if uneven else [highest]:
             times, values = ranks[rank]
             x, y = thin([time - start for time in times], values, limit)
-            name = _name(quantity, rank, len(ranks))
+            name = _name(*quantity, rank if len(ranks) > 1 else "")
             kept.append(Series(name, tuple(x), tuple(y), lowest=rank != highest))
     return kept
 
 
-def _collect(path: Path) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
-    """Collect (times, values) by quantity and rank; names end in `bytes` in the samples."""
-    curves: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+def _collect(path: Path) -> dict[tuple[str, str, str], Curve]:
+    """Collect (times, values) by source, field and rank; byte fields end in `_bytes`."""
+    curves: dict[tuple[str, str, str], Curve] = {}
     for line in read_lines(path):
         time = number(line.get("t"))
         if time is None:
             continue
         source = str(line.get("source", ""))
-        place = line.get("rank")
-        if place is None:
-            place = line.get("device", "")
+        rank = "" if line.get("rank") is None else str(line["rank"])
         for name, value in line.items():
             if not name.endswith("_bytes") or name.startswith("peak_"):
                 continue
             amount = number(value)
             if amount is None:
                 continue
-            curve = curves.setdefault((_quantity(source, name), str(place)), ([], []))
+            curve = curves.setdefault((source, name, rank), ([], []))
             curve[0].append(time)
             curve[1].append(amount)
     return curves
 
 
-def _quantity(source: str, name: str) -> str:
+def _name(source: str, name: str, rank: str) -> str:
     words = name.removesuffix("_bytes").replace("_", " ")
-    known = {"nvml": "NVML", "host": "host"}.get(source, source)
     words = {"rss": "resident", "process": "of this process"}.get(words, words)
-    return clean_text(f"{words} ({known})" if known else words)
-
-
-def _name(quantity: str, rank: str, num_ranks: int) -> str:
-    return clean_text(f"{quantity}, rank {rank}") if num_ranks > 1 and rank else quantity
+    shown = "NVML" if source == "nvml" else source
+    named = f"{words} ({shown})" if shown else words
+    return clean_text(f"{named}, rank {rank}" if rank else named)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from fsdpbench.bench.records import TrialStatus
+from fsdpbench.reports.facts import (
+    build_commands,
+    build_environment,
+    build_headlines,
+    build_measurement,
+    build_subtitle,
+)
+from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
+
+
+def values_of(facts):
+    return {fact.name: fact.value for fact in facts}
+
+
+def test_headlines_open_with_the_best_trial():
+    headlines = {item.name: item for item in build_headlines(make_mixed_records())}
+    assert list(headlines) == [
+        "Best",
+        "Step time",
+        "Best over slowest",
+        "Peak device memory",
+        "Points",
+    ]
+    assert headlines["Best"].figure == "20,480 tokens/s"
+    assert headlines["Best"].detail == "fsdp:d2"
+    assert headlines["Best over slowest"].figure == "2.38 x"
+    assert headlines["Peak device memory"].figure == "18.00 GiB"
+    assert headlines["Points"].figure == "13"
+
+
+def test_headlines_without_a_measured_trial():
+    headlines = build_headlines([make_failed(0, TrialStatus.HANG)])
+    assert [(item.name, item.figure) for item in headlines] == [("Best", "-"), ("Points", "1")]
+    assert build_headlines([])[-1].detail == "no record yet"
+
+
+def test_on_cpu_the_memory_headline_is_the_host():
+    headlines = {item.name: item for item in build_headlines([make_cpu_record(0)])}
+    assert headlines["Peak host memory"].figure == "420.00 MiB"
+
+
+def test_the_environment_is_flat_and_says_what_differs():
+    other = {"torch": "2.11.0", "gpu": {"name": "NVIDIA H200", "count": 2}}
+    facts = build_environment([make_record(0), make_record(1, environment=other)])
+    assert values_of(facts) == {
+        "torch": "differs: 2.13.0, 2.11.0",
+        "gpu.name": "NVIDIA H200",
+        "gpu.count": "2",
+    }
+    assert [fact.name for fact in facts if fact.differs] == ["torch"]
+
+
+def test_measurement_names_commit_model_kernel_and_formula():
+    values = values_of(build_measurement([make_record(0, dirty=True, workload={"seed": 3})]))
+    assert values["commit"] == "0123456789ab, with uncommitted changes"
+    assert values["model"] == "qwen3-0.6b"
+    assert values["attention kernel"] == "varlen_attn"
+    assert values["MFU formula"] == "6 * N * tokens / (peak * GPUs)"
+    assert values["workload seed"] == "3"
+
+
+def test_commands_are_quoted_for_a_shell():
+    sweep = {"argv": ["fsdpbench", "sweep", "--out", "my runs"], "created_at": "2026-11-30"}
+    records = [make_record(0, command=["python", "-m", "x", "a b"]), make_record(1)]
+    values = values_of(build_commands(records, sweep))
+    assert values["sweep command"] == "fsdpbench sweep --out 'my runs'"
+    assert values["best trial"] == "python -m x 'a b'"
+    assert values["created"] == "2026-11-30"
+    assert values["time in trials"] == "1 min 01 s"
+
+
+def test_commands_of_an_unknown_sweep():
+    assert values_of(build_commands([], {})) == {}
+    assert values_of(build_commands([make_record(3)], {}))["created"] == "2026-11-30T03:03:00Z"
+
+
+def test_the_subtitle_counts_devices():
+    sweep = {"created_at": "2026-11-30"}
+    records = [make_record(0), make_record(1, world_size=4)]
+    assert build_subtitle("r", records, sweep) == "Run r | 2 to 4 GPUs | 2026-11-30"
+    assert "2 processes" in build_subtitle("r", [make_cpu_record(0)], {})
+    assert build_subtitle("r", [], {}) == "Run r"
