@@ -85,7 +85,7 @@ def read_model_config(path: str) -> dict[str, Any]:
         )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # no UTF-8, or no JSON
         raise ConfigError([Violation("path", repr(path), f"{file} is no JSON: {error}")]) from None
     if not isinstance(content, dict):
         raise ConfigError([Violation("path", repr(path), f"{file} must hold a JSON object")])
@@ -127,7 +127,7 @@ def _find_problem(model_config: Mapping[str, Any]) -> tuple[str, str] | None:
         return reason, "the FSDP engine trains dense models"
     if text_config:
         return f"is a multimodal model ({model_type})", "not available yet; use a text model"
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         reason = f"has model_type {model_type!r}, which is no known family"
         return reason, f"families: {', '.join(FAMILIES)}"
     if model_config.get("quantization_config"):
