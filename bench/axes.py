@@ -108,6 +108,7 @@ def list_backends(world_size: int, degrees: Mapping[str, Sequence[Any]]) -> list
         for size in lists[name]
         if not any(sizes[name] == size for sizes in fitting)
     ]
+    fitting.sort(key=lambda sizes: (-sizes["dp"], -sizes["cp"]))
     return list(dict.fromkeys(_format(sizes) for sizes in (*fitting, *misfits)))
 
 

@@ -118,16 +118,22 @@ def read_tail(path: Path) -> str:
 
 
 def _find_error(logs: dict[Path, str], rank: int | None) -> str | None:
-    """Return the last error line of the rank that failed first, else of any rank."""
-    ranked = sorted(
-        logs, key=lambda path: (path.parent.name != str(rank), "stderr" not in path.name)
-    )
-    for path in ranked:
-        if path.name == "launcher.log":
-            continue
-        found = ERROR_LINE.findall(logs[path])
-        if found:
-            return str(found[-1]).strip()
-    launcher = next((text for path, text in logs.items() if path.name == "launcher.log"), "")
+    """Return the last error line of the rank that failed first; of any rank if that is unknown.
+
+    Errors of the other ranks are consequences and would mislead.
+    """
+    for path in sorted(logs, key=lambda path: "stderr" not in path.name):
+        if path.name != "launcher.log" and rank in (None, _read_rank(path)):
+            found = ERROR_LINE.findall(logs[path])
+            if found:
+                return str(found[-1]).strip()
+    if rank is not None:
+        return None
+    launcher = "".join(text for path, text in logs.items() if path.name == "launcher.log")
     found = [line for line in ERROR_LINE.findall(launcher) if "ChildFailedError" not in line]
     return str(found[-1]).strip() if found else None
+
+
+def _read_rank(log: Path) -> int | None:
+    """Return the rank whose folder a log lies in, as torchrun names them."""
+    return int(log.parent.name) if log.parent.name.isdecimal() else None
