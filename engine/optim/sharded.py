@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fsdpbench.engine.optim.shards import by_device, local_tensor, reduce_pending_gradients
+from fsdpbench.engine.optim.clip import ClipVerdict
+from fsdpbench.engine.optim.shards import (
+    by_device,
+    local_tensor,
+    reduce_pending_gradients,
+    zeros_of,
+)
 
 STEP = "step"  # float32, 0-D, on the shard's device; counts the steps that were not skipped
 
@@ -27,6 +33,14 @@ class StepGuard:
     found_inf: torch.Tensor | None  # 1.0: change nothing
 
 
+def build_guard(clip: ClipVerdict | None, device: torch.device) -> StepGuard:
+    """Bring a verdict to a device; waits when it goes to the CPU, whose kernel reads it at once."""
+    if clip is None:
+        return StepGuard(None, None)
+    scale = clip.grad_scale
+    return StepGuard(None if scale is None else scale.to(device), clip.found_inf.to(device))
+
+
 class ShardedOptimizer(Optimizer):
     """Base of the optimizers; a subclass names its states and updates one device's shards."""
 
@@ -35,14 +49,13 @@ class ShardedOptimizer(Optimizer):
         self,
         closure: Callable[[], float] | None = None,
         *,
-        grad_scale: torch.Tensor | None = None,
-        found_inf: torch.Tensor | None = None,
+        clip: ClipVerdict | None = None,
     ) -> float | None:
-        """Update the parameters with gradients divided by `grad_scale`, unless `found_inf` is 1.0.
+        """Update the parameters; with a verdict, by scaled gradients or not at all.
 
-        Both are 0-D tensors, best on the shards' device: the host then reads neither. A skipped
-        step leaves parameters, states and step counters bitwise as they were. Gradients are used
-        up: their values afterwards are not defined.
+        The verdict lies on the shards' device, so the host does not read it. A skipped step leaves
+        parameters, states and step counters bitwise as they were. Gradients are used up: their
+        values afterwards are not defined.
         Collective over: the axes of pending gradients (none under FSDP2).
         """
         loss = None
@@ -52,7 +65,7 @@ class ShardedOptimizer(Optimizer):
         for group in self.param_groups:
             reduce_pending_gradients(group["params"])
             for device, params in by_device(group["params"]).items():
-                guard = StepGuard(_moved(grad_scale, device), _moved(found_inf, device))
+                guard = build_guard(clip, device)
                 for param in params:
                     if param not in self.state and self.state_dtypes(param):
                         self.state[param] = self.initial_state(param)
@@ -73,7 +86,7 @@ class ShardedOptimizer(Optimizer):
         """Build zero states laid out as the parameter."""
         dtypes = self.state_dtypes(param)
         step = torch.zeros((), dtype=torch.float32, device=local_tensor(param).device)
-        zeros = {name: torch.zeros_like(param, dtype=dtype) for name, dtype in dtypes.items()}
+        zeros = {name: zeros_of(param, dtype) for name, dtype in dtypes.items()}
         return {STEP: step} | zeros
 
     @torch.no_grad()
@@ -99,8 +112,3 @@ class ShardedOptimizer(Optimizer):
     def local_states(self, params: list[torch.nn.Parameter], name: str) -> list[torch.Tensor]:
         """Return the local shards of one state of all these parameters."""
         return [local_tensor(self.state[param][name]) for param in params]
-
-
-def _moved(value: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    """Bring a scalar to a device; waits when it goes to the CPU, whose kernel reads it at once."""
-    return None if value is None else value.to(device=device, dtype=torch.float32)

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -42,7 +43,13 @@ class Net(torch.nn.Module):
         return self.down(torch.tanh(self.up(self.norm(x)))) * self.gain
 
 
+def forget_old_meshes() -> None:
+    """Clear DTensor's caches: an earlier call's mesh equals ours, but its groups are gone."""
+    _clear_sharding_prop_cache()
+
+
 def build_net(device: str, dtype: torch.dtype = torch.float32) -> Net:
+    forget_old_meshes()
     torch.manual_seed(1)
     return Net().to(device=device, dtype=dtype)
 
@@ -87,6 +94,7 @@ def full_norm(params) -> float:
 
 def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") -> tuple[float, ...]:
     """Return our norm, the full tensors' and, over a local copy, the clipped gradients' norm."""
+    forget_old_meshes()
     mesh = init_device_mesh(device, (DP, TP), mesh_dim_names=("dp", "tp"))
     generator = torch.Generator().manual_seed(3)
 
@@ -154,7 +162,7 @@ def train_both(
         backward(net, slice_of(batch, data))
         backward(whole, batch)
         verdict = plan_clipping(gradient_norm(net.parameters()), MAX_NORM)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
         expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM, foreach=False)
         reference.step()
         worst = max(worst, abs(verdict.norm.item() / expected.item() - 1))
@@ -172,7 +180,7 @@ def raw_bits(optimizer: torch.optim.Optimizer) -> list[bytes]:
 def skip_a_step(
     rank: int, world_size: int, kind: str, poison: float, device: str = "cpu"
 ) -> tuple[bool, bool, float]:
-    """Poison one element on one rank; return whether nothing moved, and whether the next step did."""
+    """Poison one element on one rank; return whether a step moved nothing, then and next."""
     net = build_net(device)
     data = shard_net(net, "fsdp", device)
     optimizer = build_optimizer(net.named_parameters(), OptimizerConfig(type=kind, lr=0.05))
@@ -183,7 +191,7 @@ def skip_a_step(
             net.up.weight.grad.to_local().view(-1)[0] = poison
         before = raw_bits(optimizer)
         verdict = plan_clipping(gradient_norm(net.parameters()), MAX_NORM)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
         if index > 1:
             found.append(raw_bits(optimizer) == before)
             if index == 2:

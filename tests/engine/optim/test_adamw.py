@@ -39,7 +39,7 @@ def test_equals_torchs_plain_loop(max_norm):
         give_gradients(ours, first)
         give_gradients(theirs, second)
         verdict = plan_clipping(gradient_norm(ours), max_norm)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
         if max_norm:
             torch.nn.utils.clip_grad_norm_(theirs, max_norm, foreach=False)
         reference.step()
@@ -68,7 +68,7 @@ def test_skips_count_no_step():
     for bad in (False, True, True, False):
         param.grad = torch.full((3,), torch.nan if bad else 0.5)
         verdict = plan_clipping(gradient_norm(params), 1.0)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
     clean = [torch.nn.Parameter(torch.ones(3))]
     again = AdamW(clean, **SETTINGS)
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_the_host_reads_nothing_in_a_step(kind):
     give_gradients(params, torch.Generator().manual_seed(1))
     with HostReads() as reads:
         verdict = plan_clipping(gradient_norm(params), 0.5)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
         assert reads.count == 0
         verdict.norm.item()
     assert reads.count == 1

@@ -22,7 +22,7 @@ def test_equals_torchs_plain_loop(max_norm):
             a.grad = torch.randn(a.shape, generator=generator)
             b.grad = a.grad.clone()
         verdict = plan_clipping(gradient_norm(ours), max_norm)
-        optimizer.step(grad_scale=verdict.grad_scale, found_inf=verdict.found_inf)
+        optimizer.step(clip=verdict)
         if max_norm:
             torch.nn.utils.clip_grad_norm_(theirs, max_norm, foreach=False)
         reference.step()

@@ -1,4 +1,4 @@
-"""Sharded steps against whole ones; skipped steps; states that distributed checkpoints can carry."""
+"""Sharded steps against whole ones; skipped steps; states that checkpoints can carry."""
 
 from __future__ import annotations
 
