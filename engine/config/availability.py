@@ -38,6 +38,11 @@ IGNORED: tuple[tuple[tuple[str, ...], Callable[[TrainEngineConfig], bool], str],
         "fsdp.per_layer_optim_step is false",
     ),
     (
+        ("weight_update_mode",),
+        lambda config: True,
+        "no weights are sent to a rollout engine in this release",
+    ),
+    (
         ("fsdp.shard_vision_across_sp",),
         lambda config: config.fsdp.shard_vision_across_sp and config.context_parallel_size == 1,
         "context_parallel_size is 1",

@@ -45,8 +45,7 @@ class RunConfig(StrictModel):
     @property
     def engines(self) -> dict[str, TrainEngineConfig]:
         """The engines of the run by the name of their section."""
-        found = {name: getattr(self, name, None) for name in ("actor", "critic", "ref")}
-        return {name: engine for name, engine in found.items() if engine is not None}
+        return {}
 
 
 class TrainingRun(RunConfig):
@@ -60,6 +59,11 @@ class TrainingRun(RunConfig):
     """Length of the run."""
     tracing: PerfTracerConfig = Field(default_factory=PerfTracerConfig)
     """Whether and where spans are recorded."""
+
+    @property
+    def engines(self) -> dict[str, TrainEngineConfig]:
+        """The engines of the run by the name of their section."""
+        return {"actor": self.actor}
 
     @rule("actor.optimizer")
     def _actor_is_trained(self) -> Violation | None:
@@ -98,6 +102,12 @@ class AlgorithmRun(TrainingRun):
     """How one episode runs; grpo and ppo only."""
     reward: Section | None = None
     """How an episode is scored; grpo and ppo only."""
+
+    @property
+    def engines(self) -> dict[str, TrainEngineConfig]:
+        """The engines of the run by the name of their section."""
+        found = {"actor": self.actor, "critic": self.critic, "ref": self.ref}
+        return {name: engine for name, engine in found.items() if engine is not None}
 
     @rule("kind", "critic")
     def _critic_goes_with_ppo(self) -> Violation | None:

@@ -37,6 +37,7 @@ def test_sft_is_available():
     ("values", "where"),
     [
         ({}, []),
+        ({"weight_update_mode": "disk"}, ["weight_update_mode"]),
         ({"lora_rank": 8}, ["lora_rank"]),
         ({"lora_rank": 8, "use_lora": True}, []),
         ({"target_modules": ["a"]}, ["target_modules"]),
