@@ -1,7 +1,8 @@
 """Proof of correctness: every mesh trains exactly as one process with a padded loop does (fp32).
 
-Tolerance: losses, gradient norms and final weights agree to 1e-5 relative (weights relative to the
-largest entry of their tensor).
+Tolerance: losses, gradient norms and each final weight tensor (in its norm) agree to 1e-5 relative.
+Single entries may differ by 1 % of the learning rate: Adam divides a gradient by its own size, so an
+entry whose gradient is all but zero shows the rounding of its sum.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tests.distributed.pool import run_on_ranks
 
 PAYLOADS = "tests.distributed.payloads.engine_proof"
 TOLERANCE = 1e-5
+LEARNING_RATE = 1e-3
 CLIP = 0.5  # below every norm of these runs, so that clipping is active
 MESHES = ["d2t1", "t2", "c2", "d2t2", "d2c2", "c2t2", "d2c2t2", "d4", "c4"]
 WORLD = {"d1": 1, "d2t1": 2, "t2": 2, "c2": 2, "d4": 4, "c4": 4, "d2t2": 4, "d2c2": 4, "c2t2": 4}
@@ -34,7 +36,7 @@ def make_config(model: str, mesh: str, **changes) -> dict:
         "attn_impl": "sdpa",
         "logprobs_chunk_size": 16,
         "mb_spec": {"n_mbs": 3},
-        "optimizer": {"lr": 1e-3, "gradient_clipping": CLIP, "lr_scheduler_type": "linear"},
+        "optimizer": {"lr": LEARNING_RATE, "gradient_clipping": CLIP, "lr_scheduler_type": "linear"},
         **changes,
     }
 
@@ -52,9 +54,9 @@ def reference(model_name: str, optimizer: str = "adam") -> dict:
     model.train()
     parameters = list(model.parameters())
     if optimizer == "adam":
-        algorithm = torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.01, foreach=False)
+        algorithm = torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.01, foreach=False)
     else:
-        algorithm = torch.optim.SGD(parameters, lr=1e-3, weight_decay=0.01, foreach=False)
+        algorithm = torch.optim.SGD(parameters, lr=LEARNING_RATE, weight_decay=0.01, foreach=False)
     losses, norms = [], []
     for step in range(5):
         batch = make_batch(step)
@@ -71,7 +73,7 @@ def reference(model_name: str, optimizer: str = "adam") -> dict:
             loss_sum += loss.detach()
         norms.append(torch.nn.utils.clip_grad_norm_(parameters, CLIP, foreach=False).item())
         for group in algorithm.param_groups:
-            group["lr"] = 1e-3 * (1 - step / 5)
+            group["lr"] = LEARNING_RATE * (1 - step / 5)
         algorithm.step()
         losses.append(loss_sum.item())
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
@@ -85,8 +87,9 @@ def check_equal(results: list[dict], expected: dict) -> None:
     weights = results[0]["weights"]
     assert set(weights) == set(expected["weights"])
     for name, value in expected["weights"].items():
-        bound = TOLERANCE * np.abs(value).max()
-        np.testing.assert_allclose(weights[name], value, rtol=0, atol=bound, err_msg=name)
+        difference = weights[name] - value
+        assert np.linalg.norm(difference) <= TOLERANCE * np.linalg.norm(value), name
+        assert np.abs(difference).max() <= 0.01 * LEARNING_RATE, name
 
 
 @pytest.mark.parametrize("mesh", ["d1", *MESHES])
@@ -115,7 +118,7 @@ def test_memory_options_change_no_number(mesh, changes):
 def test_sgd_equals_the_single_process_loop():
     optimizer = {
         "type": "sgd",
-        "lr": 1e-3,
+        "lr": LEARNING_RATE,
         "gradient_clipping": CLIP,
         "lr_scheduler_type": "linear",
     }
