@@ -1,0 +1,204 @@
+"""The static check: a configuration against its own rules, the world, the model and this machine.
+
+Pure but for reading the file, the model's config.json and the machine's facts; no torch. All
+violations come out at once. Memory is bounded from below only: a check never says "will fit".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.bench.space import load_space
+from fsdpbench.bench.sweep import SweepPlan, plan_sweep
+from fsdpbench.diagnose.checks.machine import Machine
+from fsdpbench.diagnose.findings import CheckReport, Finding, Severity
+from fsdpbench.engine.config.availability import find_ignored, find_unavailable
+from fsdpbench.engine.config.load import load_config, load_yaml
+from fsdpbench.engine.config.run import RunConfig
+from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
+from fsdpbench.engine.topology import find_violations, resolve_strategy
+from fsdpbench.errors import ConfigError, FsdpbenchError, Violation, list_names
+from fsdpbench.units import format_bytes
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+STATES = {"adam": 2, "adam_bf16": 2, "sgd": 1}  # optimizer states of a parameter's size
+MAX_POINTS = 5
+
+
+class UnreadableConfigError(FsdpbenchError):
+    """The file cannot be read as YAML at all."""
+
+
+def check_config(path: Path, world_size: int | None, machine: Machine) -> CheckReport:
+    """Check a file; raises UnreadableConfigError where there is nothing to check."""
+    try:
+        data = load_yaml(path)
+    except ConfigError as error:
+        raise UnreadableConfigError(str(error)) from None
+    if data.get("kind") == "sweep":
+        return _check_sweep(path, machine)
+    kind = str(data.get("kind", "engine"))
+    try:
+        config = load_config(path)
+    except ConfigError as error:
+        findings = tuple(Finding.of(violation) for violation in error.violations)
+        return CheckReport(str(path), kind, world_size, findings)
+    return _check_engines(path, kind, config, world_size, machine)
+
+
+def _check_engines(
+    path: Path,
+    kind: str,
+    config: TrainEngineConfig | RunConfig,
+    world_size: int | None,
+    machine: Machine,
+) -> CheckReport:
+    engines = config.engines if isinstance(config, RunConfig) else {"": config}
+    findings: list[Finding] = []
+    facts: dict[str, Any] = {"machine": _describe_machine(machine)}
+    if isinstance(config, RunConfig):
+        findings += [Finding.of(violation) for violation in find_unavailable(config)]
+        findings += list(_check_dataset(config, path))
+    worlds: dict[str, int] = {}
+    for name, engine in engines.items():
+        world = world_size or _guess_world(engine, machine)
+        worlds[name or "engine"] = world
+        model, problems = _read_model(engine)
+        devices = machine.num_gpus if world_size is None and machine.num_gpus else None
+        problems += find_violations(engine, world, model, devices)
+        problems += list(_check_memory(engine, world, model, machine, world_size is None))
+        findings += [Finding.of(_inside(name, violation)) for violation in problems]
+        findings += [_note(_inside(name, violation)) for violation in find_ignored(engine)]
+        findings += list(_note_cores(world, machine, world_size is None))
+        facts[name or "engine"] = _describe_engine(engine, world, model)
+    shown = world_size or max(worlds.values(), default=None)
+    return CheckReport(str(path), kind, shown, tuple(dict.fromkeys(findings)), facts)
+
+
+def _check_sweep(path: Path, machine: Machine) -> CheckReport:
+    try:
+        plan = plan_sweep(load_space(path), machine.num_gpus)
+    except ConfigError as error:
+        findings = tuple(Finding.of(violation) for violation in error.violations)
+        return CheckReport(str(path), "sweep", None, findings)
+    facts = {
+        "machine": _describe_machine(machine),
+        "points": len(plan.points),
+        "valid_points": plan.num_valid,
+        "model": plan.model,
+    }
+    return CheckReport(str(path), "sweep", plan.world_size, tuple(_sweep_findings(plan)), facts)
+
+
+def _sweep_findings(plan: SweepPlan) -> Iterator[Finding]:
+    refused = [point for point in plan.points if point.spec is None]
+    severity = Severity.NOTE if plan.num_valid else Severity.PROBLEM
+    for point in refused[:MAX_POINTS]:
+        axes = ", ".join(f"{name}={value}" for name, value in point.axes.items())
+        why = "; ".join(str(violation) for violation in point.violations)
+        yield Finding(severity, f"point {axes}", "refused", why, "the sweep records it as invalid")
+    if len(refused) > MAX_POINTS:
+        rest = len(refused) - MAX_POINTS
+        yield Finding(severity, "axes", f"{rest} more points", "refused", "narrow the axes")
+
+
+def _read_model(engine: TrainEngineConfig) -> tuple[ModelFacts | None, list[Violation]]:
+    try:
+        return read_model_facts(engine.path), []
+    except ConfigError as error:
+        return None, list(error.violations)
+
+
+def _guess_world(engine: TrainEngineConfig, machine: Machine) -> int:
+    strategy = engine.parallel_strategy
+    return strategy.world_size if strategy is not None else machine.num_gpus or 1
+
+
+def _inside(section: str, violation: Violation) -> Violation:
+    if not section:
+        return violation
+    where = f"{section}.{violation.where}"
+    return Violation(where, violation.found, violation.allowed, violation.remedy)
+
+
+def _note(violation: Violation) -> Finding:
+    return Finding.of(violation, Severity.NOTE)
+
+
+def _check_dataset(config: RunConfig, path: Path) -> Iterator[Finding]:
+    dataset = getattr(config, "dataset", None)
+    file = getattr(dataset, "path", None)
+    if isinstance(file, str) and not Path(file).exists() and not (path.parent / file).exists():
+        allowed = "must be an existing file"
+        yield Finding(Severity.PROBLEM, "dataset.path", repr(file), allowed, "correct the path")
+
+
+def count_bytes_per_parameter(engine: TrainEngineConfig) -> int:
+    """Return the bytes that training keeps for each parameter: weights, gradient, states."""
+    size = BYTES[engine.optimizer_dtype]
+    if engine.optimizer is None:
+        return size
+    return size * (2 + STATES[engine.optimizer.type])
+
+
+def _check_memory(
+    engine: TrainEngineConfig, world: int, model: ModelFacts | None, machine: Machine, here: bool
+) -> Iterator[Violation]:
+    """Compare what must be resident, activations left out, with what this machine has."""
+    if model is None or not here:
+        return
+    total = model.num_parameters * count_bytes_per_parameter(engine)
+    resident = f"{format_bytes(total)} of weights, gradients and optimizer states"
+    offloaded = engine.fsdp.offload_params
+    if (offloaded or machine.gpu_bytes is None) and total > machine.memory_bytes:
+        allowed = f"{resident} exceed the host memory of {format_bytes(machine.memory_bytes)}"
+        remedy = "use more machines or a smaller model"
+        where = "fsdp.offload_params" if offloaded else "path"
+        yield Violation(where, str(offloaded) if offloaded else repr(engine.path), allowed, remedy)
+    if not offloaded and machine.gpu_bytes is not None and total / world > machine.gpu_bytes:
+        allowed = (
+            f"{resident} over {world} ranks are {format_bytes(total / world)} each, more than "
+            f"the {format_bytes(machine.gpu_bytes)} of {machine.gpu_name}"
+        )
+        remedy = "set fsdp.offload_params: true, or use more ranks"
+        yield Violation("path", repr(engine.path), allowed, remedy)
+
+
+def _note_cores(world: int, machine: Machine, here: bool) -> Iterator[Finding]:
+    if here and machine.num_gpus == 0 and world > machine.num_cores:
+        found = f"{world} processes on {machine.num_cores} cores"
+        yield Finding(Severity.NOTE, "world_size", found, "the processes share cores and are slow")
+
+
+def _describe_machine(machine: Machine) -> dict[str, Any]:
+    return {
+        "gpus": machine.num_gpus,
+        "gpu": machine.gpu_name,
+        "gpu_bytes": machine.gpu_bytes,
+        "cores": machine.num_cores,
+        "memory_bytes": machine.memory_bytes,
+    }
+
+
+def _describe_engine(
+    engine: TrainEngineConfig, world: int, model: ModelFacts | None
+) -> dict[str, Any]:
+    strategy = resolve_strategy(engine, world)
+    described: dict[str, Any] = {
+        "world_size": world,
+        "dp": strategy.dp_size,
+        "cp": strategy.cp_size,
+        "tp": strategy.tp_size,
+    }
+    if model is not None:
+        described |= {
+            "model_type": model.model_type,
+            "num_parameters": model.num_parameters,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": model.num_key_value_heads,
+            "wrappable_layers": list_names(model.family.wrappable_classes),
+        }
+    return described
