@@ -6,12 +6,9 @@ Pure arithmetic: nothing is started and no torch is imported, so a laptop can ch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from fsdpbench.engine.config.availability import find_unavailable
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy
-from fsdpbench.engine.config.run import RunConfig, TrainingRun
-from fsdpbench.engine.config.strict import place_inside
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
 from fsdpbench.errors import ConfigError, Violation
@@ -50,30 +47,6 @@ def find_all_violations(
     except ConfigError as error:
         return [*find_violations(config, world_size, None, num_devices), *error.violations]
     return find_violations(config, world_size, facts, num_devices)
-
-
-def find_run_violations(
-    run: RunConfig, world_size: int | None = None, num_devices: int | None = None
-) -> list[Violation]:
-    """List every broken rule of a run: its kind, its files and each of its engines.
-
-    Without `world_size` each engine gets the number of ranks that its `backend` names.
-    """
-    found = [v for v in find_unavailable(run) if v.where == "kind"]
-    if isinstance(run, TrainingRun):
-        found += _check_files(run)
-    for name, engine in run.engines.items():
-        size = world_size or resolve_strategy(engine, 1).world_size
-        found += [place_inside(name, v) for v in find_all_violations(engine, size, num_devices)]
-    return found
-
-
-def _check_files(run: TrainingRun) -> Iterator[Violation]:
-    if not Path(run.dataset.path).expanduser().exists():
-        yield Violation("dataset.path", repr(run.dataset.path), "does not exist")
-    if run.tracing.enabled and Path(run.tracing.output_dir).is_file():
-        found = repr(run.tracing.output_dir)
-        yield Violation("tracing.output_dir", found, "is a file", "name a folder")
 
 
 def _check_world(

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fsdpbench.engine.config.run import RUN_KINDS, RunConfig, build_run_config
+from fsdpbench.engine.config.run import RunConfig, build_run_config
 from fsdpbench.engine.config.strict import copy_sections, set_path
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.errors import ConfigError, Violation
@@ -76,31 +76,22 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     return result
 
 
-def load_config(
-    path: str | Path,
-    overrides: Iterable[str] = (),
-    kinds: Mapping[str, type[RunConfig]] = RUN_KINDS,
-) -> TrainEngineConfig | RunConfig:
-    """Load a run (a file with `kind`) or a bare engine configuration, overrides applied.
-
-    `kinds` lets a layer above add the kinds of run that it owns.
-    """
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> TrainEngineConfig | RunConfig:
+    """Load a run (a file with `kind`) or a bare engine configuration, overrides applied."""
     file, overrides = Path(path), list(overrides)
     data, places = _read_yaml(file)
     data = apply_overrides(data, overrides)
     places |= {text.partition("=")[0].strip(): f"override {text!r}" for text in overrides}
     try:
-        return build_config(data, kinds)
+        return build_config(data)
     except ConfigError as error:
         raise ConfigError([_add_place(v, places) for v in error.violations]) from None
 
 
-def build_config(
-    data: Mapping[str, Any], kinds: Mapping[str, type[RunConfig]] = RUN_KINDS
-) -> TrainEngineConfig | RunConfig:
+def build_config(data: Mapping[str, Any]) -> TrainEngineConfig | RunConfig:
     """Build a run from a mapping that has a `kind`, a bare engine configuration otherwise."""
     if "kind" in data:
-        return build_run_config(data, kinds)
+        return build_run_config(data)
     return TrainEngineConfig.model_validate(data)
 
 

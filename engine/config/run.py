@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -37,7 +38,7 @@ class TrainerConfig(StrictModel):
 
 
 class RunConfig(StrictModel):
-    """What every kind of run has; a kind that another layer owns is a subclass there."""
+    """What every kind of run has."""
 
     kind: str
     """Which algorithm runs; it decides which sections there are."""
@@ -70,6 +71,17 @@ class TrainingRun(RunConfig):
         if self.actor.optimizer is not None:
             return None
         return Violation("actor.optimizer", "None", "is required: this engine is trained")
+
+    @rule("tracing")
+    def _traces_have_a_place(self) -> Violation | None:
+        if self.tracing.output_dir or not self.tracing.enabled:
+            return None
+        return Violation("tracing.output_dir", "''", "must name a folder when tracing is enabled")
+
+    @property
+    def dataset_file(self) -> Path:
+        """The data set's file, `~` expanded."""
+        return Path(self.dataset.path).expanduser()
 
     def finetune_spec(self, dataset_size: int) -> FinetuneSpec:
         """Return the length of the run for a data set of this many samples."""
@@ -136,16 +148,14 @@ RUN_KINDS: Mapping[str, type[RunConfig]] = {
 OTHER_KINDS = {"sweep": "a sweep is read by `fsdpbench sweep` and `fsdpdiag check`"}
 
 
-def build_run_config(
-    data: Mapping[str, Any], kinds: Mapping[str, type[RunConfig]] = RUN_KINDS
-) -> RunConfig:
-    """Build the run that `kind` names, one of `kinds`."""
+def build_run_config(data: Mapping[str, Any]) -> RunConfig:
+    """Build the run that `kind` names."""
     kind = data.get("kind")
-    model = kinds.get(kind) if isinstance(kind, str) else None
+    model = RUN_KINDS.get(kind) if isinstance(kind, str) else None
     if model is None:
-        close = get_close_matches(str(kind), kinds, n=1)
+        close = get_close_matches(str(kind), RUN_KINDS, n=1)
         remedy = OTHER_KINDS.get(str(kind)) or (f"did you mean {close[0]!r}?" if close else "")
         raise ConfigError(
-            [Violation("kind", repr(kind), f"must be one of {', '.join(kinds)}", remedy)]
+            [Violation("kind", repr(kind), f"must be one of {', '.join(RUN_KINDS)}", remedy)]
         )
     return model.model_validate(data)

@@ -6,13 +6,11 @@ import itertools
 
 import pytest
 
-from fsdpbench.engine.config.run import build_run_config
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models.facts import build_model_facts, read_model_facts
 from fsdpbench.engine.models.presets import PRESETS
 from fsdpbench.engine.topology import (
     find_all_violations,
-    find_run_violations,
     find_violations,
     resolve_strategy,
 )
@@ -198,36 +196,3 @@ def test_an_unreadable_model_stands_beside_the_other_violations(tmp_path):
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_run_on_one_rank(name):
     assert find_violations(config_of("", name), 1, read_model_facts(name)) == []
-
-
-def test_runs_are_checked_with_their_sections_named(tmp_path):
-    (tmp_path / "data.jsonl").write_text("")
-    run = {
-        "kind": "sft",
-        "actor": {"path": "tiny-qwen3", "optimizer": {}, "backend": "fsdp:d2"},
-        "dataset": {"path": str(tmp_path / "data.jsonl")},
-    }
-    assert find_run_violations(build_run_config(run)) == []
-    assert paths_of(find_run_violations(build_run_config(run), world_size=4)) == ["actor.backend"]
-    run["dataset"]["path"] = str(tmp_path / "absent")
-    run["tracing"] = {"enabled": True, "output_dir": str(tmp_path / "data.jsonl")}
-    run["actor"]["use_lora"] = True
-    assert paths_of(find_run_violations(build_run_config(run))) == [
-        "dataset.path",
-        "tracing.output_dir",
-        "actor.use_lora",
-    ]
-
-
-def test_a_run_of_a_later_kind_lists_its_engines_too():
-    run = build_run_config(
-        {
-            "kind": "ppo",
-            "actor": {"path": "tiny-qwen3", "optimizer": {}, "backend": "fsdp:t3"},
-            "critic": {"path": "tiny-qwen3", "optimizer": {}, "is_critic": True},
-            "dataset": {"path": __file__},
-            "rollout": {"backend": "vllm:d1"},
-        }
-    )
-    found = find_run_violations(run)
-    assert set(paths_of(found)) == {"kind", "actor.tensor_parallel_size", "critic.is_critic"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fsdpbench.engine.config.run import AlgorithmRun, SFTRun, build_run_config
@@ -25,6 +27,7 @@ def test_sft_has_length_and_engines():
     spec = run.finetune_spec(dataset_size=20)
     assert (spec.total_train_epochs, spec.train_batch_size, spec.total_train_steps) == (3, 8, 6)
     assert run.tracing.enabled is False
+    assert run.dataset_file == Path("data.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -60,6 +63,10 @@ def test_algorithm_runs_have_their_shape(data):
         ({"kind": "grpo", **COMMON, "critic": ENGINE}, {"critic", "rollout"}),
         ({"kind": "dpo", **COMMON, **ROLLOUT}, {"rollout"}),
         ({"kind": "rw", **COMMON, "workflow": {}}, {"workflow"}),
+        (
+            {"kind": "rw", **COMMON, "tracing": {"enabled": True, "output_dir": ""}},
+            {"tracing.output_dir"},
+        ),
         (
             {"kind": "ppo", "critic": {"dtype": "x"}, **ROLLOUT},
             {"actor", "dataset", "critic.dtype"},
