@@ -38,12 +38,14 @@ class Device:
     index: int | None = None
 
     def __post_init__(self) -> None:
+        known = "cpu, cuda, or a type that an installed extension registers"
+        violation = Violation("device", repr(self.type), known)
+        if not self.type.isidentifier():  # torch would cut "cuda:0" at the colon
+            raise ConfigError([violation])
         try:
-            module = torch.get_device_module(self.type)
+            torch.get_device_module(self.type)
         except RuntimeError as error:
-            known = "cpu, cuda, or a type that an installed extension registers"
-            raise ConfigError([Violation("device", repr(self.type), known)]) from error
-        object.__setattr__(self, "_module", module)
+            raise ConfigError([violation]) from error
 
     @property
     def torch_device(self) -> torch.device:
@@ -60,7 +62,7 @@ class Device:
     @property
     def module(self) -> Any:
         """torch's module of this device type (`torch.cuda`, `torch.cpu`, ...)."""
-        return self._module  # type: ignore[attr-defined]
+        return torch.get_device_module(self.type)
 
     def make_current(self) -> None:
         """Make this the process's current device; does nothing without an index."""
