@@ -14,6 +14,7 @@ def apply_activation_checkpointing(backbone: PreTrainedModel, *, preserve_rng: b
 
     `preserve_rng` makes the recomputation draw the same dropout; without any it only costs time.
     """
-    backbone.gradient_checkpointing_enable(
-        {"use_reentrant": False, "preserve_rng_state": preserve_rng}
-    )
+    # the method was renamed after 5.17, and the old name is deprecated
+    enable = getattr(backbone, "activation_checkpointing_enable", None)
+    enable = enable or backbone.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "preserve_rng_state": preserve_rng})

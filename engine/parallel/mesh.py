@@ -8,11 +8,12 @@ engines of different meshes stand side by side in one process.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from fsdpbench.engine.config.parallel import ParallelStrategy
 from fsdpbench.errors import TopologyError, Violation
@@ -32,9 +33,7 @@ class DeviceMeshes:
     tp_group: dist.ProcessGroup  # ranks that share each matrix
     fsdp_group: dist.ProcessGroup
     model_parallel_group: dist.ProcessGroup  # cp x tp: ranks that are fed the same batch
-    cpu_group: (
-        dist.ProcessGroup
-    )  # the world on the host; carries bookkeeping past the device's queue
+    cpu_group: dist.ProcessGroup  # the world on the host: bookkeeping passes the device's queue
     dp_cpu_group: dist.ProcessGroup  # the dp axis on the host
     dp_rank: int
     cp_rank: int
@@ -123,6 +122,13 @@ def check_world_size(strategy: ParallelStrategy, world_size: int) -> None:
     )
 
 
+# Note [Axis names are unique]
+# torch keeps process-wide caches (DTensor's sharding propagation) keyed by meshes, and meshes
+# compare by ranks and axis names, not by groups. An engine built later over the same ranks would be
+# handed the mesh of an earlier one out of such a cache, and with it groups that may be gone. The
+# parameters' mesh therefore has a tag in its axis names that no other mesh of the process has.
+
+
 def build_meshes(
     strategy: ParallelStrategy, device_type: str, *, host_backend: str = "gloo"
 ) -> DeviceMeshes:
@@ -134,43 +140,74 @@ def build_meshes(
     dp, cp, tp = strategy.dp_size, strategy.cp_size, strategy.tp_size
     grid = torch.arange(dp * cp * tp, device="cpu").view(dp, cp, tp)
     rank = dist.get_rank()
-    parameters = init_device_mesh(device_type, (dp * cp, tp), mesh_dim_names=("fsdp", "tp"))
-    fsdp_group, tp_group = parameters.get_group("fsdp"), parameters.get_group("tp")
-    made = [fsdp_group, tp_group]
-
-    def subgroup(rows: torch.Tensor, backend: str | None = None) -> dist.ProcessGroup:
-        own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), backend=backend)
-        made.append(own)
-        return own
-
-    # A group that equals one at hand is shared: every NCCL communicator costs device memory.
+    dp_rank, cp_rank, tp_rank = rank // (cp * tp), rank // tp % cp, rank % tp
+    groups = GroupFactory()
     dp_rows = grid.permute(1, 2, 0).reshape(cp * tp, dp)
-    dp_group = fsdp_group if cp == 1 else subgroup(dp_rows)
-    cp_group = fsdp_group if dp == 1 else subgroup(grid.permute(0, 2, 1).reshape(dp * tp, cp))
-    if cp == 1:
-        model_parallel_group = tp_group
-    else:
-        model_parallel_group = cp_group if tp == 1 else subgroup(grid.reshape(dp, cp * tp))
-    cpu_group = subgroup(grid.reshape(1, -1), host_backend)
-    dp_cpu_group = cpu_group if cp * tp == 1 else subgroup(dp_rows, host_backend)
-    world = DeviceMesh.from_group(
-        [dp_group, cp_group, tp_group], device_type, mesh=grid, mesh_dim_names=("dp", "cp", "tp")
+    fsdp_group = groups.device_group("fsdp", grid.permute(2, 0, 1).reshape(tp, dp * cp))
+    tp_group = groups.device_group("tp", grid.reshape(dp * cp, tp))
+    dp_group = groups.device_group("dp", dp_rows)
+    cp_group = groups.device_group("cp", grid.permute(0, 2, 1).reshape(dp * tp, cp))
+    tag = uuid.uuid4().hex[:8]  # see Note [Axis names are unique]
+    fsdp_axis, tp_axis = f"fsdp_{tag}", f"tp_{tag}"
+    parameters = DeviceMesh.from_group(
+        [fsdp_group, tp_group],
+        device_type,
+        mesh=grid.view(dp * cp, tp),
+        mesh_dim_names=(fsdp_axis, tp_axis),
     )
     return DeviceMeshes(
         strategy=strategy,
         device_type=device_type,
-        world=world,
-        fsdp=parameters["fsdp"],
-        tp=parameters["tp"] if tp > 1 else None,
+        world=DeviceMesh.from_group(
+            [dp_group, cp_group, tp_group],
+            device_type,
+            mesh=grid,
+            mesh_dim_names=("dp", "cp", "tp"),
+        ),
+        fsdp=parameters[fsdp_axis],
+        tp=parameters[tp_axis] if tp > 1 else None,
         dp_group=dp_group,
         cp_group=cp_group,
         tp_group=tp_group,
         fsdp_group=fsdp_group,
-        model_parallel_group=model_parallel_group,
-        cpu_group=cpu_group,
-        dp_cpu_group=dp_cpu_group,
-        dp_rank=rank // (cp * tp),
-        cp_rank=rank // tp % cp,
-        tp_rank=rank % tp,
-        own_groups=tuple(group for group in made if group is not dist.group.WORLD),
+        model_parallel_group=groups.device_group("cp_tp", grid.reshape(dp, cp * tp)),
+        cpu_group=groups.host_group("world_host", grid.reshape(1, -1), host_backend),
+        dp_cpu_group=groups.host_group("dp_host", dp_rows, host_backend),
+        dp_rank=dp_rank,
+        cp_rank=cp_rank,
+        tp_rank=tp_rank,
+        own_groups=tuple(groups.made),
     )
+
+
+class GroupFactory:
+    """Makes groups by their rows of ranks; a group over ranks that have one already is that one.
+
+    Sharing matters on GPUs, where every communicator in use costs hundreds of MiB. A group over all
+    ranks is the default group.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[dist.ProcessGroup] = []
+        self._by_ranks: dict[tuple[str, tuple[tuple[int, ...], ...]], dist.ProcessGroup] = {}
+
+    def device_group(self, name: str, rows: torch.Tensor) -> dist.ProcessGroup:
+        """Return this rank's group among `rows` [groups, ranks]. Collective over: the world."""
+        if rows.shape[0] == 1:
+            return dist.group.WORLD
+        return self._make(name, rows, None)
+
+    def host_group(self, name: str, rows: torch.Tensor, backend: str) -> dist.ProcessGroup:
+        """Return this rank's group for tensors in host memory. Collective over: the world."""
+        return self._make(name, rows, backend)
+
+    def _make(self, name: str, rows: torch.Tensor, backend: str | None) -> dist.ProcessGroup:
+        # the rows of one call partition the world, so all ranks agree on whether they are at hand
+        key = (backend or "", tuple(map(tuple, rows.tolist())))
+        if key not in self._by_ranks:
+            for ranks in rows.tolist():
+                group = dist.new_group(ranks, backend=backend, group_desc=name)
+                if dist.get_rank() in ranks:
+                    self._by_ranks[key] = group
+                    self.made.append(group)
+        return self._by_ranks[key]

@@ -15,11 +15,12 @@ from fsdpbench.engine.device import Device
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, load_hf_config, resolve_path
 from fsdpbench.engine.parallel.attention import build_attention_context
+from fsdpbench.engine.parallel.attention_kernels import AttentionKernel
 from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
 from fsdpbench.engine.parallel.materialize import materialize_model
 from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
 from fsdpbench.engine.parallel.parallelize import parallelize_model
-from fsdpbench.engine.parallel.regions import plan_region
+from fsdpbench.engine.parallel.regions import local_shard, plan_region
 from fsdpbench.engine.parallel.seeded_weights import SeededWeights
 from fsdpbench.engine.parallel.ulysses import gather_row, slice_row
 
@@ -111,12 +112,40 @@ def compare_gradients(model: PolicyModel, reference: Any) -> float:
     return max(errors.values())
 
 
+def count_attention_calls(model: PolicyModel) -> list[int]:
+    """Wrap the model's kernel; the returned list grows by one a call."""
+    calls: list[int] = []
+    kernel = model.attention_kernel
+
+    def run(*arguments: Any) -> torch.Tensor:
+        calls.append(1)
+        return kernel.run(*arguments)
+
+    model.attention_kernel = AttentionKernel(kernel.name, run)
+    return calls
+
+
+def sum_gradients(model: PolicyModel) -> float:
+    return sum(float(local_shard(p.grad).double().sum()) for p in model.parameters())
+
+
+def check_offload(model: PolicyModel, config: TrainEngineConfig) -> None:
+    """Shards and gradients rest on the CPU, and under TP tied names are one parameter."""
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.device.type == parameter.grad.device.type == "cpu", name
+    backbone = model.backbone
+    tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
+    assert tied == model.facts.tie_word_embeddings
+
+
 def compare_with_plain_model(
     rank: int, world_size: int, path: str, backend: str, **fields: Any
 ) -> dict[str, float]:
     """Errors of logprobs and gradients; micro-batches of uneven size per data-parallel rank."""
     config = build_config(path, backend, **fields)
     model, meshes = build_policy(config)
+    calls = count_attention_calls(model)
     reference = build_reference(config, resolve_path(config), model)
     batch = make_batch(model.facts.vocab_size)
     own = list(range(meshes.dp_rank, len(LENGTHS), meshes.dp_size))
@@ -124,9 +153,52 @@ def compare_with_plain_model(
     found = torch.cat([run_policy(model, meshes, batch, rows) for rows in microbatches])
     expected = run_reference(reference, batch)
     wanted = torch.cat([expected[row] for rows in microbatches for row in rows])
-    errors = {
+    check_offload(model, config)
+    results = {
         "logprobs": float((found - wanted).abs().max()),
         "gradients": compare_gradients(model, reference),
+        "attention_calls": len(calls),
+        "gradient_sum": sum_gradients(model),
     }
     meshes.destroy()
-    return errors
+    return results
+
+
+def interleave_two_policies(rank: int, world_size: int) -> tuple[list[float], list[float]]:
+    """Gradients of a cp2 and a tp2 model, stepped one after the other and then in turns."""
+    configs = [build_config("tiny-qwen3", f"fsdp:{mesh}") for mesh in ("c2", "t2")]
+    batch = make_batch(512)
+
+    def step(model: PolicyModel, meshes: DeviceMeshes, rows: list[int]) -> None:
+        run_policy(model, meshes, batch, rows)
+
+    alone = []
+    for config in configs:
+        model, meshes = build_policy(config)
+        for rows in ([0, 2], [1, 3, 4]):
+            step(model, meshes, rows)
+        alone.append(sum_gradients(model))
+        meshes.destroy()
+    built = [build_policy(config) for config in configs]
+    for rows in ([0, 2], [1, 3, 4]):
+        for model, meshes in built:
+            step(model, meshes, rows)
+    interleaved = [sum_gradients(model) for model, _ in built]
+    for _, meshes in built:
+        meshes.destroy()
+    return alone, interleaved
+
+
+def run_in_bf16(rank: int, world_size: int, backend: str) -> dict[str, Any]:
+    config = build_config("tiny-qwen3", backend, dtype="bfloat16")
+    model, meshes = build_policy(config)
+    reference = build_reference(config, resolve_path(config), model)
+    batch = make_batch(model.facts.vocab_size)
+    rows = list(range(len(LENGTHS)))
+    found = run_policy(model, meshes, batch, rows)
+    wanted = torch.cat(run_reference(reference, batch))
+    tensors = [found, *model.parameters(), *(p.grad for p in model.parameters())]
+    return {
+        "dtypes": {str(tensor.dtype) for tensor in tensors},
+        "error": float((found - wanted).abs().max()),
+    }
