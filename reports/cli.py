@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -46,16 +46,8 @@ def write_reports(run: Run, out: Path | None = None) -> ReportFiles:
     return files
 
 
-def report(
-    run: Annotated[Path, typer.Argument(help="Run directory of a sweep (its --out).")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the reports; default: the run directory.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the ranking.")
-    ] = False,
-) -> None:
-    """Write RUN/report.html and RUN/report.md, and print the ranking table."""
+def report(run: Path, out: Path | None = None, as_json: bool = False) -> None:
+    """Write the report files of a run directory, then print the ranking, or JSON about both."""
     loaded = load_run(run)
     files = write_reports(loaded, out)
     if as_json:

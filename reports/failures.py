@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fsdpbench.bench.records import Evidence, Record, TrialStatus
 from fsdpbench.reports.axes import Axes, name_trial, plan_axes
 from fsdpbench.reports.ranking import NOT_STARTED
-from fsdpbench.reports.tables import Cell, Column, Row, Table, absent, clean_text, format_value
+from fsdpbench.reports.tables import Cell, Column, Row, Table, absent, format_value
 from fsdpbench.units import format_seconds
 
 NO_VERDICT = "No verdict was recorded; run `fsdpdiag explain` on the run directory."
@@ -51,7 +51,7 @@ def build_failures(records: Sequence[Record]) -> list[FailureGroup]:
         if record.status.is_failure:
             verdict = record.verdict
             failure_class = verdict.failure_class if verdict else "unknown"
-            cause = clean_text(verdict.cause if verdict else record.reason or NO_VERDICT)
+            cause = verdict.cause if verdict else record.reason or NO_VERDICT
             groups.setdefault((record.status.value, failure_class, cause), []).append(record)
     built = [_group(*key, members, axes) for key, members in groups.items()]
     return sorted(built, key=lambda group: -len(group.trials))
@@ -85,7 +85,7 @@ def _point_row(record: Record, axes: Axes) -> Row:
         else absent("not set at this point")
         for axis in axes.varied
     )
-    why = clean_text(record.reason or (record.verdict.cause if record.verdict else ""))
+    why = record.reason or (record.verdict.cause if record.verdict else "")
     last = Cell(why) if why else absent("no reason was recorded")
     return Row(record.id, (*values, Cell(record.status.value, tone="quiet"), last))
 
@@ -94,27 +94,23 @@ def _group(
     status: str, failure_class: str, cause: str, members: Sequence[Record], axes: Axes
 ) -> FailureGroup:
     verdict = members[0].verdict
-    seen = dict.fromkeys(clean_text(record.reason) for record in members if record.reason)
+    seen = dict.fromkeys(record.reason for record in members if record.reason)
     return FailureGroup(
         status=status,
         failure_class=failure_class,
         cause=cause,
         where=_where(members[0]),
         confidence=f"{verdict.confidence:.0%}" if verdict else "",
-        rule=clean_text(verdict.rule or "") if verdict else "",
+        rule=(verdict.rule or "") if verdict else "",
         reasons=tuple(reason for reason in seen if reason != cause),
-        remedies=tuple(map(clean_text, verdict.remedies)) if verdict else (),
-        evidence=tuple(map(_clean_evidence, verdict.evidence)) if verdict else (),
+        remedies=tuple(verdict.remedies) if verdict else (),
+        evidence=tuple(verdict.evidence) if verdict else (),
         trials=tuple(_failed_trial(record, axes) for record in members),
     )
 
 
 def _count(num_points: int) -> str:
     return "1 point was" if num_points == 1 else f"{num_points} points were"
-
-
-def _clean_evidence(line: Evidence) -> Evidence:
-    return Evidence(file=clean_text(line.file), line=line.line, text=clean_text(line.text))
 
 
 def _where(record: Record) -> str:
@@ -125,7 +121,7 @@ def _where(record: Record) -> str:
     if verdict.root_rank is not None:
         parts.append(f"rank {verdict.root_rank}")
     if verdict.phase:
-        parts.append(f"phase {clean_text(verdict.phase)}")
+        parts.append(f"phase {verdict.phase}")
     return ", ".join(parts)
 
 

@@ -8,7 +8,6 @@ request at all.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import re
@@ -20,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fsdpbench import __version__
-from fsdpbench.reports.curves import plan_loss_curves, plan_memory_curves
+from fsdpbench.reports.curves import MemoryCurves, plan_loss_curves, plan_memory_curves
 from fsdpbench.reports.facts import (
     build_commands,
     build_environment,
@@ -32,7 +31,7 @@ from fsdpbench.reports.failures import build_failures, build_not_started
 from fsdpbench.reports.plots import Figure, plan_charts, plotly_javascript
 from fsdpbench.reports.ranking import build_ranking
 from fsdpbench.reports.run import Run
-from fsdpbench.reports.tables import Table
+from fsdpbench.reports.tables import Table, clean_text
 
 FOLDED_ROWS = 12
 """A table of refused points longer than this is folded away until it is asked for."""
@@ -43,6 +42,7 @@ def render_html(run: Run) -> str:
     environment = Environment(
         loader=PackageLoader("fsdpbench.reports"),
         autoescape=True,
+        finalize=lambda value: clean_text(value) if type(value) is str else value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -53,7 +53,7 @@ def render_html(run: Run) -> str:
     scripts = [plotly_javascript().replace("</script", "<\\/script"), _template_text("app.js")]
     data = {
         "figures": [_figure_data(figure) for figure in figures],
-        "memory": [dataclasses.asdict(curves) for curves in memory],
+        "memory": [_memory_data(curves) for curves in memory],
     }
     ranking = build_ranking(run.records)
     return environment.get_template("page.html.j2").render(
@@ -84,7 +84,7 @@ def render_html(run: Run) -> str:
 
 def breakable(text: str) -> Markup:
     """Escape a name and let it break after its underscores, dots and slashes."""
-    return Markup(re.sub(r"([_./])(?=.)", r"\1<wbr>", str(escape(text))))
+    return Markup(re.sub(r"([_./])(?=.)", r"\1<wbr>", str(escape(clean_text(text)))))
 
 
 def embed_json(data: Any) -> str:
@@ -96,6 +96,10 @@ def embed_json(data: Any) -> str:
 def _figure_data(figure: Figure) -> dict[str, Any]:
     fields = ("key", "traces", "layout", "height", "narrow_labels")
     return {name: getattr(figure, name) for name in fields}
+
+
+def _memory_data(curves: MemoryCurves) -> dict[str, Any]:
+    return {**vars(curves), "series": [vars(series) for series in curves.series]}
 
 
 def _title(run: Run) -> str:

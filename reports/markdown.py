@@ -18,7 +18,7 @@ from fsdpbench.reports.facts import (
 from fsdpbench.reports.failures import FailureGroup, build_failures, build_not_started
 from fsdpbench.reports.ranking import build_ranking
 from fsdpbench.reports.run import Run
-from fsdpbench.reports.tables import Cell, Table, shorten
+from fsdpbench.reports.tables import Cell, Table, clean_text, shorten
 
 MAX_EVIDENCE = 5
 MAX_TRIALS = 10
@@ -33,7 +33,7 @@ def render_markdown(run: Run) -> str:
 
 def escape(text: str) -> str:
     """Escape a text for use in a paragraph or a table cell, on one line."""
-    one_line = " ".join(text.split()).replace("&", "&amp;")
+    one_line = " ".join(clean_text(text).split()).replace("&", "&amp;")
     return _SPECIAL.sub(r"\\\1", one_line)
 
 

@@ -17,13 +17,13 @@ from fsdpbench.bench.records import Record, TrialStatus
 from fsdpbench.bench.statistics import Summary, summarize
 from fsdpbench.reports.axes import BARE_AXES, Axes, name_trial, plan_axes
 from fsdpbench.reports.ranking import is_cpu_run, rank_records
-from fsdpbench.reports.tables import format_value, shorten
+from fsdpbench.reports.tables import clean_text, format_value, shorten
 from fsdpbench.units import GIB, MIB, format_bytes, format_seconds
 
 MAX_BARS = 24
 LABEL_WIDTH = 36
 PALETTE = tuple(f"@series-{index}" for index in range(1, 9))
-STARTUP_PHASES = ("init", "load", "build")
+ONCE_PHASES = ("init", "build", "parallelize", "load", "save")
 """Phases that happen once a trial; they would dwarf those of a step in one chart."""
 MEMORY_BARS = (
     ("peak_device_bytes", "peak device", "@series-1"),
@@ -55,7 +55,7 @@ def plotly_javascript() -> str:
 
 def plain(text: str) -> str:
     """Escape a text for Plotly, which reads a few HTML tags in its labels."""
-    return html.escape(text, quote=False)
+    return html.escape(clean_text(text), quote=False)
 
 
 def plan_charts(records: Sequence[Record]) -> list[Figure]:
@@ -212,7 +212,7 @@ def plan_phase_bars(measured: Sequence[Record], axes: Axes) -> Figure:
     """Plan the stacked bars of where a step's time goes."""
     shown = [record for record in measured if record.phases][:MAX_BARS]
     names = dict.fromkeys(name for record in shown for name in record.phases)
-    step_names = [name for name in names if name not in STARTUP_PHASES]
+    step_names = [name for name in names if name not in ONCE_PHASES]
     scale, unit = choose_time_scale(
         [sum(record.phases.get(name, 0.0) for name in step_names) for record in shown]
     )

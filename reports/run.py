@@ -15,7 +15,6 @@ from fsdpbench.bench.folders import RunFolder, TrialFolder
 from fsdpbench.bench.records import Record
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.errors import ConfigError, Violation
-from fsdpbench.reports.tables import clean_text
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the run's directory."""
-        return clean_text(self.folder.path.resolve().name)
+        return self.folder.path.resolve().name
 
     def trial(self, trial_id: str) -> TrialFolder | None:
         """Return the folder of a trial, None if it is gone or its id is no plain name."""
@@ -56,7 +55,7 @@ def load_run(path: Path) -> Run:
         repeated = len(read.records) - len(records)
         problems.append(f"{repeated} records were replaced by later ones of the same trials")
     sweep = _load_sweep(folder.sweep_path, problems)
-    return Run(folder, tuple(records), sweep, tuple(map(clean_text, problems)))
+    return Run(folder, tuple(records), sweep, tuple(problems))
 
 
 def _load_sweep(path: Path, problems: list[str]) -> dict[str, Any]:

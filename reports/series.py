@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.tables import clean_text
-
 MAX_NUMBER = 1e300
 """A larger number is no measurement; it also keeps huge JSON integers within a float."""
 
@@ -136,4 +134,4 @@ def _name(source: str, name: str, rank: str) -> str:
     words = {"rss": "resident", "process": "of this process"}.get(words, words)
     shown = "NVML" if source == "nvml" else source
     named = f"{words} ({shown})" if shown else words
-    return clean_text(f"{named}, rank {rank}" if rank else named)
+    return f"{named}, rank {rank}" if rank else named

@@ -164,7 +164,7 @@ def format_value(value: Any, limit: int = 200) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
-        text = " ".join(clean_text(value).split()) or '""'
+        text = " ".join(value.split()) or '""'
     elif isinstance(value, bool):
         text = "true" if value else "false"
     elif isinstance(value, float):

@@ -16,7 +16,7 @@ from rich.text import Text
 from fsdpbench.bench.records import Record
 from fsdpbench.reports.failures import FailureGroup, build_failures, build_not_started
 from fsdpbench.reports.ranking import build_ranking
-from fsdpbench.reports.tables import ABSENT, Cell, Column, Row, Table, shorten
+from fsdpbench.reports.tables import ABSENT, Cell, Column, Row, Table, clean_text, shorten
 
 MAX_ROWS = 30
 TONES = {"good": "green", "bad": "red", "warn": "yellow", "quiet": "dim", "": ""}
@@ -28,19 +28,19 @@ def print_ranking(records: Sequence[Record], console: Console) -> None:
     shown = Table(
         ranking.title, ranking.caption, ranking.columns, ranking.rows[:MAX_ROWS], ranking.notes
     )
-    console.print(Text(ranking.caption, style="bold"))
+    console.print(_text(ranking.caption, style="bold"))
     if shown.rows:
         _print_table(shown, console)
     if len(ranking.rows) > MAX_ROWS:
         hidden = len(ranking.rows) - MAX_ROWS
-        console.print(Text(f"{hidden} more trials are in the report.", style="dim"))
+        console.print(_text(f"{hidden} more trials are in the report.", style="dim"))
     for note in ranking.notes:
-        console.print(Text(note, style="dim"))
+        console.print(_text(note, style="dim"))
     for group in build_failures(records):
         _print_failure(group, console)
     not_started = build_not_started(records)
     if not_started.rows:
-        console.print(Text(f"{not_started.caption} The report says why for each.", style="dim"))
+        console.print(_text(f"{not_started.caption} The report says why for each.", style="dim"))
 
 
 def _print_table(table: Table, console: Console) -> None:
@@ -52,7 +52,7 @@ def _print_table(table: Table, console: Console) -> None:
     console.print(_rich_table(fitted))
     if left_out:
         names = ", ".join(left_out)
-        console.print(Text(f"Too narrow for: {names}.", style="dim"))
+        console.print(_text(f"Too narrow for: {names}.", style="dim"))
 
 
 def fit_columns(table: Table, console: Console) -> tuple[Table | None, list[str]]:
@@ -75,7 +75,7 @@ def _rich_table(table: Table) -> RichTable:
     rich_table = RichTable(box=None, pad_edge=False, header_style="bold")
     for column in table.columns:
         rich_table.add_column(
-            Text(fold_title(column.title)),
+            _text(fold_title(column.title)),
             justify="right" if column.numeric else "left",
             vertical="bottom",
             no_wrap=True,
@@ -96,26 +96,31 @@ def fold_title(title: str, width: int = 12) -> str:
 
 
 def _cell_text(cell: Cell) -> Text:
-    return Text(shorten(cell.text, 40), style=TONES.get(cell.tone, ""))
+    return _text(shorten(cell.text, 40), style=TONES.get(cell.tone, ""))
 
 
 def _print_block(columns: Sequence[Column], row: Row, console: Console) -> None:
     for column, cell in zip(columns, row.cells, strict=True):
         if cell.text == ABSENT:
             continue
-        line = Text(f"{column.title}: ", style="dim")
-        line.append(_cell_text(cell))
+        line = _text(f"{column.title}: ", style="dim")
+        line.append_text(_cell_text(cell))
         console.print(line)
     console.print()
 
 
 def _print_failure(group: FailureGroup, console: Console) -> None:
     count = f"{len(group.trials)} trial" + ("s" if len(group.trials) > 1 else "")
-    head = Text(f"{group.status}", style="bold red")
-    head.append(f" ({count}, {group.failure_class}): ", style="")
-    head.append(shorten(group.cause, 300), style="not bold default")
+    head = _text(f"{group.status}", style="bold red")
+    head.append_text(_text(f" ({count}, {group.failure_class}): "))
+    head.append_text(_text(shorten(group.cause, 300)))
     console.print(head)
     if group.remedies:
-        console.print(Text(f"  to do: {group.remedies[0]}"))
+        console.print(_text(f"  to do: {group.remedies[0]}"))
     first = group.trials[0]
-    console.print(Text(f"  {first.label}, logs in {first.logs}", style="dim"))
+    console.print(_text(f"  {first.label}, logs in {first.logs}", style="dim"))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return a foreign text as plain text, without what a terminal would obey."""
+    return Text(clean_text(text), style=style)

@@ -132,6 +132,7 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            env={**os.environ, "TMPDIR": str(profile)},
         )
         os.close(to_child)
         os.close(from_child)

@@ -50,13 +50,6 @@ def test_ok_and_refused_points_are_no_failures():
     assert not build_failures([make_record(0), Record(id="b", status=TrialStatus.INVALID)])
 
 
-def test_texts_of_logs_are_cleaned():
-    verdict = Verdict(failure_class="other", cause="\x1b[31mred\x1b[0m", remedies=["\x07ring"])
-    record = make_failed(0, TrialStatus.CRASHED).model_copy(update={"verdict": verdict})
-    group = build_failures([record])[0]
-    assert (group.cause, group.remedies) == ("red", ("ring",))
-
-
 def test_refused_points_say_why():
     table = build_not_started(make_mixed_records())
     assert table.caption == "1 point was refused before a process was started."
