@@ -200,9 +200,9 @@ def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Matrix product whose result is not rounded to a 16-bit type of its inputs."""
     if left.dtype in (torch.float32, torch.float64):
         return torch.mm(left, right)
-    if left.device.type == "cuda":  # the only backend with aten::mm.dtype
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(left.float(), right.float())
+    if left.device.type == "cpu":  # has no aten::mm.dtype; the copies are of one tile's size
+        return torch.mm(left.float(), right.float())
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 def _mask_results(
