@@ -24,7 +24,7 @@ from fsdpbench.engine.config.optimizer import OptimizerConfig
 from fsdpbench.engine.optim.build import build_optimizer
 from fsdpbench.engine.optim.clip import fsdp2_clip_grad_norm, gradient_norm, plan_clipping
 
-DP, TP = 2, 2
+TP = 2  # the other axis takes the rest of the ranks
 STEPS = 4
 MAX_NORM = 0.05  # below every norm here, so clipping acts in each step
 
@@ -60,7 +60,9 @@ def shard_net(net: Net, layout: str, device: str, offload: bool = False) -> Devi
     if layout == "fsdp":
         data = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))
     else:
-        mesh = init_device_mesh(device, (DP, TP), mesh_dim_names=("dp", "tp"))
+        mesh = init_device_mesh(
+            device, (dist.get_world_size() // TP, TP), mesh_dim_names=("dp", "tp")
+        )
         data = mesh["dp"]
         parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     for module in (net.up, net.down, net):
@@ -95,7 +97,7 @@ def full_norm(params) -> float:
 def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") -> tuple[float, ...]:
     """Return our norm, the full tensors' and, over a local copy, the clipped gradients' norm."""
     forget_old_meshes()
-    mesh = init_device_mesh(device, (DP, TP), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device, (dist.get_world_size() // TP, TP), mesh_dim_names=("dp", "tp"))
     generator = torch.Generator().manual_seed(3)
 
     def make(shape, mesh, placements):
@@ -148,7 +150,7 @@ def train_both(
 ) -> tuple[float, float]:
     """Train a sharded net and a whole one; return the largest differences of weights and norms."""
     net, whole = build_net(device), build_net(device)
-    data = shard_net(net, layout, "cuda" if offload else device, offload)
+    data = shard_net(net, layout, device, offload)
     config = OptimizerConfig(type=kind, lr=0.05, weight_decay=0.1)
     optimizer = build_optimizer(net.named_parameters(), config, "float32")
     if kind == "adam_bf16":
@@ -157,6 +159,7 @@ def train_both(
         reference = torch.optim.SGD(whole.parameters(), lr=0.05, weight_decay=0.1, foreach=False)
     else:
         reference = torch.optim.AdamW(whole.parameters(), lr=0.05, weight_decay=0.1, foreach=False)
+    assert not offload or next(net.parameters()).device.type == "cpu"
     worst = 0.0
     for batch in batches(STEPS, device):
         backward(net, slice_of(batch, data))

@@ -16,7 +16,5 @@ def test_defaults():
 def test_refuses_no_room_and_unknown_keys_at_once():
     with pytest.raises(ConfigError) as caught:
         PerfTracerConfig(max_events=0, output_dri="x")
-    assert {violation.where for violation in caught.value.violations} == {
-        "max_events",
-        "output_dri",
-    }
+    places = {violation.where for violation in caught.value.violations}
+    assert places == {"max_events", "output_dri"}

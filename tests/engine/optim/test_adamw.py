@@ -78,6 +78,54 @@ def test_skips_count_no_step():
     torch.testing.assert_close(param, clean[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["adam", "adam_bf16", "sgd"])
+def test_a_gpu_step_waits_for_nothing_and_copies_nothing(kind):
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    shapes = [(4096, 4096)] * 8 + [(4096,)] * 50 + [(0,), ()]
+    params = [torch.nn.Parameter(torch.zeros(s, device="cuda")) for s in shapes]
+    optimizer = build_optimizer(
+        [(str(i), p) for i, p in enumerate(params)], OptimizerConfig(type=kind)
+    )
+    for bad in (False, False, True):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator, device="cuda")
+        if bad:
+            params[3].grad[0, 0] = torch.inf
+            before = [p.detach().clone() for p in params]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            verdict = plan_clipping(gradient_norm(params), 0.5)
+            optimizer.step(clip=verdict)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        grown = torch.cuda.memory_allocated() - start
+        extra = torch.cuda.max_memory_allocated() - start - grown
+        assert extra < (200 << 20 if kind == "adam_bf16" else 1 << 20)  # all shards: 512 MiB
+    assert verdict.found_inf.item() == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+
+
+@pytest.mark.gpu
+def test_equals_torchs_plain_loop_on_a_gpu():
+    ours = [torch.nn.Parameter(p.detach().cuda()) for p in make_params()]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = AdamW(ours, **SETTINGS)
+    reference = torch.optim.AdamW(theirs, **SETTINGS, foreach=False)
+    for _ in range(10):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimizer.step(clip=plan_clipping(gradient_norm(ours), 0.5))
+        torch.nn.utils.clip_grad_norm_(theirs, 0.5, foreach=False)
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
 class HostReads(TorchDispatchMode):
     """Counts the operators by which a host learns a tensor's value."""
 

@@ -30,6 +30,17 @@ def test_norm_under_mixed_placements_is_the_full_tensors():
         assert clipped == pytest.approx(0.5 * expected, rel=1e-5)
 
 
+@pytest.mark.multi_gpu
+def test_norm_under_mixed_placements_on_gpus():
+    results = run_on_ranks(
+        f"{PAYLOADS}:norm_of_mixed_placements", 2, device="cuda", device_type="cuda"
+    )
+    for norm, expected, returned, clipped in results:
+        assert norm == pytest.approx(expected, rel=1e-6)
+        assert returned == norm == results[0][0]
+        assert clipped == pytest.approx(0.5 * expected, rel=1e-5)
+
+
 def test_the_mix_holds_the_strided_placement():
     assert "_StridedShard" in run_on_ranks(f"{PAYLOADS}:names_of_placements", 4)[0]
 
