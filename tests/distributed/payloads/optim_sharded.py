@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -13,7 +15,6 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -43,28 +44,31 @@ class Net(torch.nn.Module):
         return self.down(torch.tanh(self.up(self.norm(x)))) * self.gain
 
 
-def forget_old_meshes() -> None:
-    """Clear DTensor's caches: an earlier call's mesh equals ours, but its groups are gone."""
-    _clear_sharding_prop_cache()
-
-
 def build_net(device: str, dtype: torch.dtype = torch.float32) -> Net:
-    forget_old_meshes()
     torch.manual_seed(1)
     return Net().to(device=device, dtype=dtype)
+
+
+def build_mesh(device: str, *shape: int) -> list[DeviceMesh]:
+    """Build a mesh and its axes; names are fresh.
+
+    DTensor's caches take meshes of equal ranks and names for one, and hand out that of an earlier
+    call, whose groups are gone.
+    """
+    tag = uuid.uuid4().hex[:8]
+    names = tuple(f"axis{index}_{tag}" for index in range(len(shape)))
+    mesh = init_device_mesh(device, shape, mesh_dim_names=names)
+    return [mesh, *(mesh[name] for name in names)]
 
 
 def shard_net(net: Net, layout: str, device: str, offload: bool = False) -> DeviceMesh:
     """Cut a net in place; return the mesh of the axis over which the data is cut."""
     policy = CPUOffloadPolicy(pin_memory=device != "cpu") if offload else OffloadPolicy()
     if layout == "fsdp":
-        data = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))
+        data, _ = build_mesh(device, dist.get_world_size())
     else:
-        mesh = init_device_mesh(
-            device, (dist.get_world_size() // TP, TP), mesh_dim_names=("dp", "tp")
-        )
-        data = mesh["dp"]
-        parallelize_module(net, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        _, data, tensor = build_mesh(device, dist.get_world_size() // TP, TP)
+        parallelize_module(net, tensor, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     for module in (net.up, net.down, net):
         fully_shard(module, mesh=data, offload_policy=policy)
     return data
@@ -96,8 +100,7 @@ def full_norm(params) -> float:
 
 def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") -> tuple[float, ...]:
     """Return our norm, the full tensors' and, over a local copy, the clipped gradients' norm."""
-    forget_old_meshes()
-    mesh = init_device_mesh(device, (dist.get_world_size() // TP, TP), mesh_dim_names=("dp", "tp"))
+    mesh, data, tensor = build_mesh(device, world_size // TP, TP)
     generator = torch.Generator().manual_seed(3)
 
     def make(shape, mesh, placements):
@@ -113,15 +116,15 @@ def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") ->
         make((1, 3), mesh, [Shard(0), Replicate()]),  # empty on the second half
         make((4, 4), mesh, [Replicate(), Replicate()]),
         make((6, 2), mesh, [Replicate(), Shard(1)]),
-        make((9,), mesh["dp"], [Shard(0)]),  # a mesh of its own, one axis of the other
-        make((3, 5), mesh["tp"], [Shard(1)]),
+        make((9,), data, [Shard(0)]),  # a mesh of its own, one axis of the other
+        make((3, 5), tensor, [Shard(1)]),
     ]
     plain = torch.nn.Parameter(torch.zeros(4, device=device))
     plain.grad = torch.randn(4, generator=generator).to(device)
-    unused = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 4, device=device), mesh["dp"]))
+    unused = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 4, device=device), data))
     pending = make((4, 2), mesh, [Shard(0), Replicate()])
     whole = pending.grad.to_local()
-    share = 0.25 if mesh.get_local_rank("tp") == 0 else 0.75
+    share = 0.25 if tensor.get_local_rank() == 0 else 0.75
     pending.grad = DTensor.from_local(whole * share, mesh, [Shard(0), Partial()])
     net = build_net(device)  # FSDP2 over TP: the strided placement
     shard_net(net, "fsdp_tp", device)
