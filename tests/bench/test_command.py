@@ -49,6 +49,12 @@ def test_ranks_share_the_cores(world_size, num_cpus, threads):
     assert build({"OMP_NUM_THREADS": "5"}).env["OMP_NUM_THREADS"] == "5"
 
 
+def test_threads_of_a_cpu_trial_do_not_spin():
+    assert build().env["OMP_WAIT_POLICY"] == "passive"
+    assert build({"OMP_WAIT_POLICY": "active"}).env["OMP_WAIT_POLICY"] == "active"
+    assert "OMP_WAIT_POLICY" not in build(device="cuda").env
+
+
 def test_a_cpu_trial_sees_no_gpu():
     assert build({"CUDA_VISIBLE_DEVICES": "0,1"}).env["CUDA_VISIBLE_DEVICES"] == ""
     passed = build({"CUDA_VISIBLE_DEVICES": "0,1"}, device="cuda").env
