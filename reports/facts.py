@@ -7,8 +7,10 @@ machines or two commits for one.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fsdpbench.bench.records import Record, TrialStatus
@@ -98,7 +100,16 @@ def build_subtitle(name: str, records: Sequence[Record], sweep: Mapping[str, Any
 def _created(records: Sequence[Record], sweep: Mapping[str, Any]) -> str:
     started = [record.started_at for record in records if record.started_at]
     created = sweep.get("created_at") or min(started, default=None)
-    return format_value(created) if created else ""
+    return format_moment(format_value(created)) if created else ""
+
+
+def format_moment(text: str) -> str:
+    """Write an ISO 8601 time in UTC to the minute; what is none stays as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment.tzinfo else text
 
 
 def build_environment(records: Sequence[Record]) -> list[Fact]:
@@ -106,30 +117,38 @@ def build_environment(records: Sequence[Record]) -> list[Fact]:
     values: dict[str, dict[str, None]] = {}
     for record in records:
         for name, value in _flatten(record.environment):
-            values.setdefault(name, {})[format_value(value)] = None
+            values.setdefault(name, {})[_environment_value(name, value)] = None
     return [_fact(name, list(found)) for name, found in values.items()]
+
+
+def _environment_value(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        counts = Counter(value)
+        return ", ".join(f"{count} x {item}" for item, count in counts.items()) or "none"
+    return format_value(value)
 
 
 def build_measurement(records: Sequence[Record]) -> list[Fact]:
     """Build the facts of how the numbers were taken: model, code, workload, formula, kernel."""
-    fields: tuple[tuple[str, list[Any]], ...] = (
-        ("model", [record.model for record in records]),
-        ("device", [record.device for record in records]),
-        ("world size", [record.world_size for record in records]),
-        ("commit", [_commit(record) for record in records]),
-        ("attention kernel", [record.attention_kernel for record in records]),
-        ("warm-up steps", [record.warmup_steps for record in records if record.step_seconds]),
-    )
-    facts = [_fact(name, _texts(found)) for name, found in fields if _texts(found)]
-    workload: dict[str, dict[str, None]] = {}
+    facts = [
+        _fact("model", _texts([record.model for record in records])),
+        _fact("commit", _texts([_commit(record) for record in records])),
+    ]
+    varied: dict[str, list[Any]] = {
+        "device": [record.device for record in records],
+        "world size": [record.world_size for record in records],
+        "attention kernel": [record.attention_kernel for record in records],
+        "warm-up steps": [record.warmup_steps for record in records if record.step_seconds],
+    }
     for record in records:
         for name, value in _flatten(record.workload):
-            if value is not None:
-                workload.setdefault(name, {})[format_value(value)] = None
-    facts += [_fact(f"workload {name}", list(found)) for name, found in workload.items()]
+            varied.setdefault(f"workload {name}", []).append(value)
+    facts += [Fact(name, list_names(_texts(values))) for name, values in varied.items()]
     formulas = _texts([record.mfu_formula for record in records], limit=1000)
     facts += [Fact("MFU formula", formula, code=True) for formula in formulas]
-    return facts
+    return [fact for fact in facts if fact.value]
 
 
 def build_commands(records: Sequence[Record], sweep: Mapping[str, Any]) -> list[Fact]:
@@ -163,8 +182,8 @@ def _texts(values: Sequence[Any], limit: int = 200) -> list[str]:
 
 
 def _fact(name: str, values: Sequence[str]) -> Fact:
-    if len(values) == 1:
-        return Fact(name, values[0])
+    if len(values) <= 1:
+        return Fact(name, "".join(values))
     return Fact(name, f"differs: {list_names(values)}", differs=True)
 
 

@@ -93,6 +93,7 @@ def plan_trade_off(measured: Sequence[Record], axes: Axes) -> Figure:
             "y": [round(record.tokens_per_second or 0.0, 2) for record in members],
             "text": ["best" if record is measured[0] else "" for record in members],
             "textposition": "top center",
+            "cliponaxis": False,
             "customdata": [plain(name_trial(r.axes, axes, r.id)) for r in members],
             "hovertemplate": "%{customdata}<br>%{y:,.0f} tokens/s<br>%{x} "
             f"{unit}<extra></extra>",
@@ -156,7 +157,9 @@ def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
             },
             "marker": {"color": "@series-1"},
             "text": [format_seconds(summary.median) for summary in summaries],
-            "textposition": "inside",
+            "textposition": "auto",
+            "textangle": 0,
+            "cliponaxis": False,
             "insidetextanchor": "start",
             "hovertemplate": "%{y}<br>median %{text}<extra></extra>",
         }
@@ -297,7 +300,7 @@ def _bars(
         traces=traces if shown else [],
         layout={
             "barmode": "group",
-            "bargap": 0.32,
+            "bargap": 0.32 if len(shown) > 4 else 0.6,
             "xaxis": {"title": {"text": axis_title}, "rangemode": "tozero"},
             "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
             "showlegend": len(traces) > 1,

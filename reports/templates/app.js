@@ -2,7 +2,7 @@
 // When all charts are drawn, <html> carries data-plots (how many) and data-ready="true".
 "use strict";
 (() => {
-  const NARROW_PIXELS = 560;
+  const NARROW_PIXELS = 440;
   const root = document.documentElement;
   root.classList.add("scripted");
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -30,6 +30,7 @@
     linecolor: "@line",
     tickfont: { color: "@muted" },
     automargin: true,
+    separatethousands: true,
     ...own,
     title: { font: { color: "@muted", size: 12 }, standoff: 12, ...(own.title || {}) },
   });
@@ -56,11 +57,7 @@
     };
   };
 
-  const CONFIG = {
-    displaylogo: false,
-    displayModeBar: false,
-    responsive: true,
-  };
+  const CONFIG = { displaylogo: false, displayModeBar: false };
 
   const draw = (figure) => {
     const element = document.getElementById(`plot-${figure.key}`);
@@ -68,6 +65,7 @@
     const narrow = element.clientWidth < NARROW_PIXELS;
     const styles = getComputedStyle(root);
     const layout = withColors(layoutOf(figure, narrow), styles);
+    layout.width = element.clientWidth;
     layout.font.family = styles.getPropertyValue("--sans").trim();
     if (layout.showlegend) {
       layout.legend = {

@@ -79,7 +79,7 @@ class Page:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
 
-    def wait(self, condition: str, seconds: float = 30.0) -> None:
+    def wait(self, condition: str, seconds: float = 60.0) -> None:
         """Wait until a JavaScript condition holds."""
         end = time.monotonic() + seconds
         while not self.run(condition):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from fsdpbench.bench.records import TrialStatus
 from fsdpbench.reports.facts import (
     build_commands,
@@ -7,6 +9,7 @@ from fsdpbench.reports.facts import (
     build_headlines,
     build_measurement,
     build_subtitle,
+    format_moment,
 )
 from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
 
@@ -74,7 +77,37 @@ def test_commands_are_quoted_for_a_shell():
 
 def test_commands_of_an_unknown_sweep():
     assert values_of(build_commands([], {})) == {}
-    assert values_of(build_commands([make_record(3)], {}))["created"] == "2026-11-30T03:03:00Z"
+    assert values_of(build_commands([make_record(3)], {}))["created"] == "2026-11-30 03:03 UTC"
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2026-11-30T03:37:34+00:00", "2026-11-30 03:37 UTC"),
+        ("2026-11-30T05:37:34+02:00", "2026-11-30 03:37 UTC"),
+        ("2026-11-30T03:37:34", "2026-11-30T03:37:34"),
+        ("yesterday", "yesterday"),
+    ],
+)
+def test_moments_are_in_utc(text, moment):
+    assert format_moment(text) == moment
+
+
+def test_environment_values_read_well():
+    environment = {"gpus": ["H200", "H200"], "memory_bytes": 1 << 34, "nics": [], "n": {"a": [1]}}
+    assert values_of(build_environment([make_record(0, environment=environment)])) == {
+        "gpus": "2 x H200",
+        "memory_bytes": "16.00 GiB",
+        "nics": "none",
+        "n.a": "[1]",
+    }
+
+
+def test_what_a_sweep_varies_is_listed_without_alarm():
+    records = [make_record(0), make_record(1, world_size=4, commit="f" * 40)]
+    facts = {fact.name: fact for fact in build_measurement(records)}
+    assert (facts["world size"].value, facts["world size"].differs) == ("2, 4", False)
+    assert facts["commit"].differs
 
 
 def test_the_subtitle_counts_devices():
