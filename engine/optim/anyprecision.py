@@ -17,7 +17,7 @@ from fsdpbench.engine.optim.multi_tensor import Piece, plan_chunks
 from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer, StepGuard
 from fsdpbench.engine.optim.shards import flat_view, local_gradient, local_tensor
 
-CHUNK_ELEMENTS = 1 << 22  # six float32 temporaries of it: 96 MiB
+CHUNK_ELEMENTS = 1 << 22  # with all temporaries some 160 MiB in flight
 COMPENSATION = "compensation"
 
 

@@ -25,7 +25,9 @@ from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.tracing.events import CATEGORIES, SpanEvent, TraceHeader, save_events
 from fsdpbench.errors import ConfigError, Violation
+from fsdpbench.log import get_logger, warn_once
 
+logger = get_logger(__name__)
 _OFF: AbstractContextManager[None] = nullcontext()  # shared: an off tracer allocates nothing
 
 
@@ -161,6 +163,7 @@ class Tracer:
             self._raw.append(span)
             return
         self.num_dropped += 1
+        warn_once(logger, f"tracing: more than max_events={self.max_events} spans; rest dropped")
         if span.device_start is not None:
             self._spare_events += (span.device_start, span.device_end)
 
