@@ -136,22 +136,22 @@ class _FusedLogprobs(torch.autograd.Function):
             merge_tiles, (_measure_span(hidden, weight, labels, head, span) for span in spans)
         )
         statistics = reduce_shards(local, head.tp_group)
-        logsumexp, entropy = statistics.logsumexp, statistics.entropy
+        logprobs, entropy = statistics.logprobs, statistics.entropy
         ctx.set_materialize_grads(False)
         ctx.head, ctx.spans = head, spans
-        ctx.save_for_backward(hidden, weight, labels, logsumexp, entropy)
-        return _mask_results(labels, statistics.target - logsumexp, entropy)
+        ctx.save_for_backward(hidden, weight, labels, statistics.logsumexp, logprobs, entropy)
+        return _mask_results(labels, logprobs, entropy)
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
-        hidden, weight, labels, logsumexp, entropy = ctx.saved_tensors
+        hidden, weight, labels, *saved = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return None, None, None, None
-        gradients = _mask_gradients(labels, logsumexp, entropy, grad_logprobs, grad_entropy)
-        grad_hidden = torch.zeros_like(hidden, dtype=logsumexp.dtype)
+        gradients = _mask_gradients(labels, saved, grad_logprobs, grad_entropy, ctx.head)
+        grad_hidden = torch.zeros_like(hidden, dtype=saved[0].dtype)
         grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for start, stop in ctx.spans:
             grad_TK = _differentiate_span(
@@ -161,6 +161,7 @@ class _FusedLogprobs(torch.autograd.Function):
                 grad_hidden += _multiply(grad_TK, weight[start:stop])
             if grad_weight is not None:
                 torch.mm(grad_TK.t(), hidden, out=grad_weight[start:stop])
+            del grad_TK  # or it would live on beside the next tile
         if not ctx.needs_input_grad[0]:
             return None, grad_weight, None, None
         return grad_hidden.to(hidden.dtype), grad_weight, None, None
@@ -188,12 +189,7 @@ def _differentiate_span(
     logits = head.shape_tile(head.compute_tile(hidden, weight[start:stop]))
     slope = head.slope_tile(logits)
     columns, inside = locate_labels(labels, head.vocab_start + start, head.vocab_start + stop)
-    grad = gradients.overwrite_tile(logits, columns, inside)
-    if slope is not None:
-        grad.mul_(slope)
-    if head.temperature != 1.0:
-        grad.div_(head.temperature)
-    return grad.to(hidden.dtype)
+    return gradients.differentiate_tile(logits, columns, inside, dtype=hidden.dtype, slope_NK=slope)
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -217,15 +213,23 @@ def _mask_results(
 
 def _mask_gradients(
     labels: torch.Tensor,
-    logsumexp: torch.Tensor,
-    entropy: torch.Tensor | None,
+    saved: list[torch.Tensor],
     grad_logprobs: torch.Tensor | None,
     grad_entropy: torch.Tensor | None,
+    head: _Head,
 ) -> SoftmaxGradients:
+    """Gradients of the logits before the temperature, 0 on ignored tokens."""
+    logsumexp, logprobs, entropy = saved
     if grad_logprobs is None:
         grad_logprobs = torch.zeros_like(logsumexp)
     grad_logprobs, grad_entropy = _mask_results(labels, grad_logprobs, grad_entropy)
-    return SoftmaxGradients(logsumexp, entropy, grad_logprobs, grad_entropy)
+    return SoftmaxGradients(
+        logsumexp,
+        logprobs,
+        entropy,
+        grad_logprobs / head.temperature,
+        None if grad_entropy is None else grad_entropy / head.temperature,
+    )
 
 
 def _gather(
@@ -249,42 +253,41 @@ class _GatheredLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: torch.Tensor, labels: torch.Tensor, head: _Head
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        columns, inside = locate_labels(
-            labels, head.vocab_start, head.vocab_start + logits.shape[1]
-        )
+        vocab_stop = head.vocab_start + logits.shape[1]
         spans = plan_spans(logits.shape[0], head.chunk_size)
         parts = [
             measure_tile(
                 head.shape_tile(_copy_to_float(logits[start:stop])),
-                columns[start:stop],
-                inside[start:stop],
+                *locate_labels(labels[start:stop], head.vocab_start, vocab_stop),
                 with_entropy=head.with_entropy,
             )
             for start, stop in spans
         ]
         statistics = reduce_shards(concatenate_tokens(parts), head.tp_group)
-        logsumexp, entropy = statistics.logsumexp, statistics.entropy
+        logprobs, entropy = statistics.logprobs, statistics.entropy
         ctx.set_materialize_grads(False)
         ctx.head, ctx.spans = head, spans
-        ctx.save_for_backward(logits, labels, columns, inside, logsumexp, entropy)
-        return _mask_results(labels, statistics.target - logsumexp, entropy)
+        ctx.save_for_backward(logits, labels, statistics.logsumexp, logprobs, entropy)
+        return _mask_results(labels, logprobs, entropy)
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, None, None]:
-        logits, labels, columns, inside, logsumexp, entropy = ctx.saved_tensors
+        logits, labels, *saved = ctx.saved_tensors
         if grad_logprobs is None and grad_entropy is None:
             return None, None, None
-        gradients = _mask_gradients(labels, logsumexp, entropy, grad_logprobs, grad_entropy)
+        gradients = _mask_gradients(labels, saved, grad_logprobs, grad_entropy, ctx.head)
+        vocab_start, vocab_stop = ctx.head.vocab_start, ctx.head.vocab_start + logits.shape[1]
         grad_logits = torch.empty_like(logits)
         for start, stop in ctx.spans:
             shaped = ctx.head.shape_tile(_copy_to_float(logits[start:stop]))
-            tile = gradients.select(start, stop).overwrite_tile(
-                shaped, columns[start:stop], inside[start:stop]
+            grad_logits[start:stop] = gradients.select(start, stop).differentiate_tile(
+                shaped,
+                *locate_labels(labels[start:stop], vocab_start, vocab_stop),
+                dtype=logits.dtype,
             )
-            grad_logits[start:stop] = tile.div_(ctx.head.temperature)
         return grad_logits, None, None
 
 

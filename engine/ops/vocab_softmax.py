@@ -30,6 +30,11 @@ class SoftmaxStatistics:
         return self.maximum + self.sum_exp.log()
 
     @property
+    def logprobs(self) -> torch.Tensor:
+        """[N]; where the label is nearly sure, exact beyond what t - logsumexp would keep."""
+        return (self.target - self.maximum) - self.sum_exp.log()
+
+    @property
     def entropy(self) -> torch.Tensor | None:
         """[N], or None if it was not measured."""
         if self.weighted is None:
@@ -116,9 +121,10 @@ def _rescale(part: SoftmaxStatistics, maximum: torch.Tensor) -> SoftmaxStatistic
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxGradients:
-    """What the gradient of any tile of logits needs of each token; all [N], 0 on ignored tokens."""
+    """What the gradient of any tile of logits needs of each token; all [N]."""
 
     logsumexp: torch.Tensor
+    logprobs: torch.Tensor
     entropy: torch.Tensor | None
     grad_logprobs: torch.Tensor
     grad_entropy: torch.Tensor | None  # None if no gradient came through the entropy
@@ -127,24 +133,44 @@ class SoftmaxGradients:
         """Return the tokens [start, stop)."""
         return SoftmaxGradients(
             self.logsumexp[start:stop],
+            self.logprobs[start:stop],
             None if self.entropy is None else self.entropy[start:stop],
             self.grad_logprobs[start:stop],
             None if self.grad_entropy is None else self.grad_entropy[start:stop],
         )
 
-    def overwrite_tile(
-        self, logits_NK: torch.Tensor, columns_N: torch.Tensor, inside_N: torch.Tensor
+    def differentiate_tile(
+        self,
+        logits_NK: torch.Tensor,
+        columns_N: torch.Tensor,
+        inside_N: torch.Tensor,
+        *,
+        dtype: torch.dtype,
+        slope_NK: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Turn a tile of logits into its gradient, in place.
+        """Return the gradient of a tile of logits, times `slope_NK`. Overwrites `logits_NK`.
 
         d logprob / dz_j = [j is the label] - p_j; d entropy / dz_j = -p_j (log p_j + entropy).
+        The label's own entry is set from exact terms: adding 1 to a rounded -p would cancel.
         """
         log_probs = logits_NK.sub_(self.logsumexp[:, None])
+        at_label = -torch.expm1(self.logprobs) * self.grad_logprobs
         if self.grad_entropy is None or self.entropy is None:
-            grad = log_probs.exp_().mul_(self.grad_logprobs.neg()[:, None])
+            probs, factor = log_probs.exp_(), self.grad_logprobs.neg()[:, None]
         else:
+            at_label -= self.logprobs.exp() * (self.logprobs + self.entropy) * self.grad_entropy
             probs = log_probs.exp()
-            factor = log_probs.add_(self.entropy[:, None]).mul_(self.grad_entropy[:, None])
-            grad = factor.add_(self.grad_logprobs[:, None]).mul_(probs).neg_()
-        at_label = torch.where(inside_N, self.grad_logprobs, 0.0)
-        return grad.scatter_add_(1, columns_N[:, None], at_label[:, None])
+            factor = log_probs.add_(self.entropy[:, None]).mul_(self.grad_entropy.neg()[:, None])
+            factor.sub_(self.grad_logprobs[:, None])
+        if slope_NK is not None:
+            probs.mul_(slope_NK)
+            at_label *= slope_NK.gather(1, columns_N[:, None]).squeeze(1)
+        # one pass that multiplies and rounds; in place where nothing is rounded
+        grad = probs if probs.dtype == dtype else torch.empty_like(probs, dtype=dtype)
+        torch.mul(probs, factor, out=grad)
+        elsewhere = grad.gather(1, columns_N[:, None])
+        return grad.scatter_(
+            1,
+            columns_N[:, None],
+            torch.where(inside_N, at_label, elsewhere[:, 0])[:, None].to(dtype),
+        )

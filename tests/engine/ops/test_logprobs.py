@@ -297,3 +297,33 @@ def test_sharded_vocabulary_equals_whole_logits(world_size):
         for case, found in errors.items():
             for name, error in found.items():
                 assert error < 1e-6, f"rank {rank}, {case}, {name}"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs one GPU")
+def test_bf16_on_a_gpu_is_exact_and_lean():
+    tokens, hidden_size, vocab, chunk = 2048, 256, 32768, 128
+    hidden, weight, labels = (
+        tensor.detach().cuda() for tensor in make_inputs(torch.bfloat16, tokens, hidden_size, vocab)
+    )
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    factor = torch.randn(tokens, device="cuda")
+
+    def run():
+        values = fused_logprobs(hidden, weight, labels, chunk_size=chunk, with_entropy=True)
+        loss = (values[0] * factor + values[1]).sum()
+        return (*values, *torch.autograd.grad(loss, [hidden, weight]))
+
+    run()  # cuBLAS takes its workspace
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = run()
+    tile_bytes, num_tiles = 4 * chunk * vocab, 3  # logits, probabilities, the rounded gradient
+    other_bytes = 2 * weight.numel() + 10 * hidden.numel() + 64 * tokens
+    assert torch.cuda.max_memory_allocated() - before < num_tiles * tile_bytes + other_bytes
+    expected = reference(hidden, weight, labels)
+    loss = (expected[0] * factor + expected[1]).sum()
+    wanted = (*expected, *torch.autograd.grad(loss, [hidden, weight]))
+    for result, truth, limit in zip(results, wanted, [1e-6, 1e-6, 4e-3, 4e-3], strict=True):
+        assert relative_error(result, truth) < limit

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
 from fsdpbench.engine.ops.vocab_softmax import (
@@ -89,12 +92,34 @@ def test_tile_gradients_are_columns_of_the_whole_gradient():
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     picked = log_probs.gather(1, labels[:, None])[:, 0]
     (expected,) = torch.autograd.grad((picked * grads[0] + entropy * grads[1]).sum(), leaf)
-    gradients = SoftmaxGradients(logits.logsumexp(-1), entropy.detach(), grads[0], grads[1])
+    gradients = SoftmaxGradients(
+        logits.logsumexp(-1), picked.detach(), entropy.detach(), grads[0], grads[1]
+    )
     for start, stop in CUTS:
-        tile = gradients.overwrite_tile(
-            logits[:, start:stop].clone(), *locate_labels(labels, start, stop)
+        tile = gradients.differentiate_tile(
+            logits[:, start:stop].clone(),
+            *locate_labels(labels, start, stop),
+            dtype=torch.float64,
         )
         torch.testing.assert_close(tile, expected[:, start:stop])
     some = gradients.select(2, 6)
-    tile = some.overwrite_tile(logits[2:6].clone(), *locate_labels(labels[2:6], 0, VOCAB))
+    tile = some.differentiate_tile(
+        logits[2:6].clone(), *locate_labels(labels[2:6], 0, VOCAB), dtype=torch.float64
+    )
     torch.testing.assert_close(tile, expected[2:6])
+
+
+def test_a_confident_label_keeps_a_gradient_after_rounding():
+    """1 - p is far below what bf16 resolves beside 1, and the label's entry must still be exact."""
+    logits = torch.zeros(1, 4)
+    logits[0, 2] = 12.0
+    labels = torch.tensor([2])
+    statistics = measure(logits, labels, 0, 4)
+    gradients = SoftmaxGradients(
+        statistics.logsumexp, statistics.logprobs, None, torch.ones(1), None
+    )
+    tile = gradients.differentiate_tile(
+        logits.clone(), *locate_labels(labels, 0, 4), dtype=torch.bfloat16
+    )
+    rest = 3 * math.exp(-12) / (1 + 3 * math.exp(-12))
+    assert tile[0, 2].item() == pytest.approx(rest, rel=2**-8)
