@@ -1,8 +1,9 @@
 """A failing rank's last words: `errors/rank<k>.json`, and the trial's outcome if it is the first.
 
 The files are written before the process ends, hence before its peers can fail in consequence: the
-outcome that exists first names the root. Errors are observed here, never stopped. No device is
-asked to finish its work: it may never do so.
+outcome that exists first names the root. An error that only says that a peer is gone writes no
+outcome: a killed peer leaves no words, and its exit code is the better witness. Errors are observed
+here, never stopped. No device is asked to finish its work: it may never do so.
 """
 
 from __future__ import annotations
@@ -36,6 +37,13 @@ HOST_MEMORY_TEXTS = (
     "DefaultCPUAllocator: not enough memory",
     "Cannot allocate memory",
 )
+LOST_PEER_TEXTS = (  # gloo, NCCL, the store
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "Failed to recv, got 0 bytes",
+)
 # A function of the engine, and the phase that an error below it belongs to.
 PHASES_BY_FUNCTION: dict[str, str] = {
     "resolve_path": "build",
@@ -64,6 +72,11 @@ def name_exhausted_memory(error: BaseException) -> Exhausted | None:
         if any(part in text for part in HOST_MEMORY_TEXTS):
             return "host"
     return None
+
+
+def names_lost_peer(error: BaseException) -> bool:
+    """Say whether the error tells of a peer's end only, and not of a fault of this rank."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER_TEXTS)
 
 
 def find_phase(trace: TracebackType | None) -> str | None:
@@ -130,12 +143,15 @@ class RankErrors:
             "phase": phase,
             "step": self.step,
             "exhausted_memory": exhausted,
+            "lost_peer": names_lost_peer(error),
             "memory": dict(self.measure_memory()),
             "unix_seconds": time.time(),
             "process_id": os.getpid(),
         }
         self.path.parent.mkdir(exist_ok=True)
         write_atomically(self.path, json.dumps(words, indent=1) + "\n")
+        if words["lost_peer"]:
+            return
         statuses = {"device": "oom", "host": "host_oom", None: "crashed"}
         summary = summarise_error(error, self.rank, phase, self.step)
         save_first_outcome(

@@ -7,15 +7,14 @@ changes nothing about it.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -243,11 +242,8 @@ def describe_torch(device: str, nvml: NvmlRecorder | None) -> dict[str, Any]:
     return facts
 
 
-def end_at_once(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print the error and end without Python's teardown, which may wait for stuck collectives."""
-    traceback.print_exception(kind, error, trace)
+def end_without_teardown() -> None:
+    """End a failed process at once: Python's teardown may wait for collectives that are stuck."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
@@ -269,5 +265,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.excepthook = end_at_once
-    sys.exit(main(sys.argv[1:]))
+    atexit.register(end_without_teardown)  # runs when the error has been printed
+    exit_code = main(sys.argv[1:])
+    atexit.unregister(end_without_teardown)
+    sys.exit(exit_code)

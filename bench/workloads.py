@@ -22,6 +22,8 @@ from fsdpbench.errors import ConfigError, Violation
 
 CHARACTERS_PER_TOKEN = 8  # more than any tokenizer packs into a token of prose on average
 MIN_LENGTH = 2  # a lone token predicts nothing
+BUNDLED_PASSES = 4  # a trial goes over the bundled text so often that even a short one learns it
+MIN_DOCUMENTS = 9  # of the bundled text: one of each kind
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,27 @@ def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
     if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
         allowed = f"needs one length at least, each {MIN_LENGTH} or more"
         raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
+    num_characters = count_trial_tokens(spec, dp_size) * CHARACTERS_PER_TOKEN
+    return load_documents(spec.data, max_characters=num_characters)
+
+
+def count_trial_tokens(spec: WorkloadSpec, dp_size: int) -> int:
+    """Return the tokens of all steps on all data-parallel indices."""
+    lengths = spec.sequence_lengths
     budget = spec.tokens_per_step if lengths is None else sum(lengths)
-    num_tokens = (spec.steps + spec.warmup_steps) * dp_size * budget
-    return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
+    return (spec.steps + spec.warmup_steps) * dp_size * budget
+
+
+def shorten_bundled(documents: Sequence[EncodedDocument], num_tokens: int) -> list[EncodedDocument]:
+    """Return so much of the bundled text that `num_tokens` pass over it a few times."""
+    kept: list[EncodedDocument] = []
+    missing = num_tokens // BUNDLED_PASSES
+    for document in documents:
+        if missing <= 0 and len(kept) >= MIN_DOCUMENTS:
+            break
+        kept.append(document)
+        missing -= len(document.ids)
+    return kept
 
 
 class TokenStream:
@@ -117,6 +137,8 @@ def iterate_batches(
     """
     encoded = [encoder.encode(document) for document in documents]
     check_ids(encoded, vocab_size)
+    if spec.data is None:
+        encoded = shorten_bundled(encoded, count_trial_tokens(spec, dp_size))
     stream = TokenStream(encoded, spec.seed)
     lengths = spec.sequence_lengths
     if lengths is not None and max(lengths) > longest:

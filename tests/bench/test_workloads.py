@@ -6,12 +6,21 @@ import pytest
 from fsdpbench.bench.documents import Document, Segment
 from fsdpbench.bench.records import WorkloadSpec
 from fsdpbench.bench.tokens import ByteEncoder, EncodedDocument
-from fsdpbench.bench.workloads import TokenStream, build_batch, iterate_batches, load_workload
+from fsdpbench.bench.workloads import (
+    TokenStream,
+    build_batch,
+    iterate_batches,
+    load_workload,
+    shorten_bundled,
+)
 from fsdpbench.errors import ConfigError
 
 
 def make(spec, dp_rank=0, dp_size=1, documents=None, vocab_size=512, longest=4096):
-    documents = load_workload(spec, dp_size) if documents is None else documents
+    if documents is None:
+        documents = load_workload(spec, dp_size)
+    else:
+        spec = spec.model_copy(update={"data": "given.jsonl"})
     return list(
         iterate_batches(
             spec,
@@ -52,6 +61,7 @@ def test_fills_every_step_with_real_tokens():
 def test_tokens_are_the_text():
     spec = WorkloadSpec(tokens_per_step=100_000, steps=1, warmup_steps=0)
     (batch,) = make(spec)
+    assert len(rows(batch)) > 100
     texts = {
         "".join(segment.text for segment in document.segments)
         for document in load_workload(spec, 1)
@@ -159,6 +169,25 @@ def test_a_step_of_prompts_only_is_refused():
     documents = [Document((Segment("q" * 50, is_target=False), Segment("a")))]
     with pytest.raises(ConfigError, match="step 0: holds prompts only"):
         make(WorkloadSpec(tokens_per_step=20), documents=documents)
+
+
+def test_bundled_text_is_cut_so_that_a_trial_passes_over_it_several_times():
+    encoded = [ByteEncoder().encode(document) for document in load_workload(WorkloadSpec(), 99)]
+    kept = shorten_bundled(encoded, 20_000)
+    assert 5000 <= sum(len(document.ids) for document in kept) < 6000
+    assert kept == encoded[: len(kept)]
+    assert len(shorten_bundled(encoded, 10)) == 9
+    assert shorten_bundled(encoded, 10**9) == encoded
+
+
+@pytest.mark.parametrize("data", [None, "given.jsonl"])
+def test_only_the_bundled_text_is_cut(data):
+    documents = letters(26, 50)
+    spec = WorkloadSpec(data=data, tokens_per_step=52 * 20, steps=1, warmup_steps=0)
+    (batch,) = iterate_batches(
+        spec, documents, ByteEncoder(), dp_rank=0, dp_size=1, vocab_size=512, longest=99
+    )
+    assert len({row[1] for row in rows(batch)}) == (9 if data is None else 20)
 
 
 def test_documents_without_tokens_are_refused():

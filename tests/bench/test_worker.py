@@ -1,0 +1,156 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fsdpbench.bench.faults import IMPOSSIBLE_BYTES
+from fsdpbench.bench.folders import TrialFolder
+from fsdpbench.bench.records import TrialSpec, WorkloadSpec
+from fsdpbench.bench.worker import check_launch, main
+from fsdpbench.errors import ConfigError
+from fsdpbench.ranks import Ranks
+from tests.distributed.pool import run_on_ranks
+
+RUN = "tests.distributed.payloads.trial:run"
+CONFIG = {
+    "path": "tiny-llama",
+    "init_from_scratch": True,
+    "dtype": "float32",
+    "optimizer": {"lr": 2e-3},
+}
+
+
+@pytest.fixture
+def create(tmp_path):
+    def create_trial(world_size=1, steps=2, config=None, workload=None, **fields):
+        folder = TrialFolder(tmp_path / "trial")
+        spec = TrialSpec(
+            id="t",
+            config={**CONFIG, **(config or {})},
+            world_size=world_size,
+            workload=WorkloadSpec(
+                **{"tokens_per_step": 128, "steps": steps, "warmup_steps": 1, **(workload or {})}
+            ),
+            **fields,
+        )
+        folder.create(spec)
+        return folder
+
+    return create_trial
+
+
+def run_alone(folder):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "fsdpbench.bench.worker", str(folder.path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_two_data_parallel_ranks_leave_a_whole_trial(create):
+    folder = create(world_size=2, steps=6, config={"backend": "fsdp:d2"})
+    assert run_on_ranks(RUN, 2, path=str(folder.path))
+    outcome = folder.load_outcome()
+    steps = read_lines(folder.steps_path)
+    assert outcome.status == "ok"
+    assert [line["step"] for line in steps] == list(range(7))
+    assert [line["warmup"] for line in steps] == [True] + [False] * 6
+    assert outcome.step_seconds == [line["seconds"] for line in steps[1:]]
+    assert outcome.losses == [line["loss"] for line in steps]
+    assert outcome.losses[-1] < outcome.losses[0] - 0.5  # it learns
+    assert all(254 <= line["num_tokens"] <= 256 for line in steps)  # of both ranks
+    rates = sorted(line["num_tokens"] / line["seconds"] for line in steps[1:])
+    assert outcome.tokens_per_second == pytest.approx((rates[2] + rates[3]) / 2)
+    assert outcome.peak_device_bytes is None
+    assert outcome.peak_host_bytes > 100 << 20
+    assert outcome.mfu is None
+    assert {"init", "load", "forward", "backward", "clip", "optimizer"} <= set(outcome.phases)
+    assert outcome.phases["forward"] < max(outcome.step_seconds)
+    assert outcome.attention_kernel
+    assert outcome.environment["torch"] == torch.__version__
+    assert outcome.environment["nvml"] == "this rank has no NVIDIA GPU"
+    beats = folder.read_heartbeats()
+    assert [(beat.rank, beat.phase) for beat in beats] == [(0, "done"), (1, "done")]
+    samples = read_lines(folder.samples_path)
+    assert {line["rank"] for line in samples if line["source"] == "host"} == {0, 1}
+    assert all(line["rss_bytes"] > 0 for line in samples if line["source"] == "host")
+    trace = json.loads(folder.trace_path.read_text())["traceEvents"]
+    assert {event["pid"] for event in trace} == {0, 1}
+    assert {"step", "forward"} <= {event["name"] for event in trace}
+
+
+def test_ranks_of_one_data_parallel_index_train_on_one_batch(create):
+    folder = create(
+        world_size=2, config={"backend": "fsdp:t2"}, workload={"sequence_lengths": [40, 24]}
+    )
+    assert run_on_ranks(RUN, 2, path=str(folder.path))
+    assert [line["num_tokens"] for line in read_lines(folder.steps_path)] == [64] * 3
+
+
+def test_the_first_failing_rank_is_named(create):
+    folder = create(world_size=2, config={"backend": "fsdp:d2"}, fault="crash@1:rank=1")
+    with pytest.raises(AssertionError, match="injected crash on rank 1"):
+        run_on_ranks(RUN, 2, path=str(folder.path))
+    outcome = folder.load_outcome()
+    assert outcome.status == "crashed"
+    assert outcome.error.startswith("rank 1, before_step, step 1: RuntimeError: injected crash")
+    assert len(outcome.losses) == 1
+    assert len(read_lines(folder.steps_path)) == 1
+    words = json.loads((folder.path / "errors" / "rank1.json").read_text())
+    assert words["memory"]["rss_bytes"] > 0
+
+
+def test_running_out_of_memory_ends_the_process_and_is_marked(create):
+    folder = create(fault="oom@1")
+    done = run_alone(folder)
+    assert done.returncode == 1
+    assert str(IMPOSSIBLE_BYTES) in done.stderr.splitlines()[-1]
+    assert "Traceback" in done.stderr
+    assert folder.load_outcome().status == "host_oom"
+    words = json.loads((folder.path / "errors" / "rank0.json").read_text())
+    assert words["exhausted_memory"] == "host"
+    assert words["memory"]["peak_host_bytes"] > 0
+
+
+def test_a_bad_data_file_is_named_with_its_line(create, tmp_path):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "good"}\n{"txt": 1}\n')
+    folder = create(workload={"data": str(data)})
+    with pytest.raises(AssertionError, match=r"bad\.jsonl:2"):
+        run_on_ranks(RUN, 1, path=str(folder.path))
+    assert "bad.jsonl:2" in folder.load_outcome().error
+
+
+def test_a_killed_rank_leaves_no_words_but_the_steps(create):
+    folder = create(world_size=2, config={"backend": "fsdp:d2"}, fault="kill@2:rank=1")
+    with pytest.raises(AssertionError, match="died"):
+        run_on_ranks(RUN, 2, path=str(folder.path))
+    assert folder.load_outcome() is None  # rank 0 only knows that its peer is gone
+    assert len(read_lines(folder.steps_path)) == 2
+    beats = {beat.rank: (beat.phase, beat.step) for beat in folder.read_heartbeats()}
+    assert beats == {0: ("step", 2), 1: ("before_step", 2)}
+
+
+def test_usage_is_said_in_one_line(capsys):
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("usage: ")
+
+
+def test_a_launch_that_does_not_fit_is_refused():
+    spec = TrialSpec(id="t", config={}, world_size=4, device="cuda")
+    with pytest.raises(ConfigError) as caught:
+        check_launch(spec, Ranks(0, 0, 64, 64))
+    text = str(caught.value)
+    assert "world_size=4: was launched on 64 process(es)" in text
+    assert "device=cuda" in text
