@@ -26,12 +26,15 @@ def join_process_group(device_type: str | None = None) -> tuple[Device, bool]:
     if device_type is None:
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         device_type = accelerator.type if accelerator is not None else "cpu"
+    joined = dist.is_initialized()
     index = None
     if device_type != "cpu":
-        index = ranks.local_rank
-        torch.accelerator.set_device_index(index)
+        # whoever made the group without a launcher chose this process's device, too
+        chosen = joined and not ranks.launched
+        index = torch.accelerator.current_device_index() if chosen else ranks.local_rank
     device = Device(device_type, index)
-    if dist.is_initialized():
+    device.make_current()
+    if joined:
         return device, False
     native = dist.get_default_backend_for_device(device.torch_device)
     backend = "gloo" if native == "gloo" else f"cpu:gloo,{device_type}:{native}"

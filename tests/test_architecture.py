@@ -144,14 +144,14 @@ def test_no_two_packages_import_each_other():
     edges: set[tuple[str, str]] = set()
     for path in SOURCES:
         own = module_of(path).split(".")
+        if layer_of(module_of(path)) == "cli":
+            continue  # the top layer, wherever it lies
         for target in imports_of(path):
             other = target.split(".")
             for depth in (2, 3):
                 if len(own) >= depth and len(other) >= depth and own[:depth] != other[:depth]:
                     edges.add((".".join(own[:depth]), ".".join(other[:depth])))
-    mutual = sorted(
-        {tuple(sorted(edge)) for edge in edges if edge[::-1] in edges and "cli" not in str(edge)}
-    )
+    mutual = sorted({tuple(sorted(edge)) for edge in edges if edge[::-1] in edges})
     assert not mutual
 
 
