@@ -47,7 +47,7 @@ def render_html(run: Run) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = breakable
+    environment.filters["breakable"] = lambda text: breakable(clean_text(text))
     figures = [*plan_charts(run.records), plan_loss_curves(run)]
     memory = plan_memory_curves(run)
     scripts = [plotly_javascript().replace("</script", "<\\/script"), _template_text("app.js")]
@@ -83,8 +83,9 @@ def render_html(run: Run) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Escape a name and let it break after its underscores, dots and slashes."""
-    return Markup(re.sub(r"([_./])(?=.)", r"\1<wbr>", str(escape(clean_text(text)))))
+    """Escape a text whose words move whole, and break after `_./` where a line is too short."""
+    words = (re.sub(r"([_./])(?=.)", r"\1<wbr>", str(escape(word))) for word in text.split())
+    return Markup(" ".join(f'<span class="word">{word}</span>' for word in words))
 
 
 def embed_json(data: Any) -> str:

@@ -184,7 +184,9 @@ def test_embedded_json_cannot_end_its_element():
 
 
 def test_names_may_break_after_their_separators():
-    assert str(breakable("a_b.c/<d>")) == "a_<wbr>b.<wbr>c/<wbr>&lt;d&gt;"
+    assert str(breakable("a_b.c/<d>  +e")) == (
+        '<span class="word">a_<wbr>b.<wbr>c/<wbr>&lt;d&gt;</span> <span class="word">+e</span>'
+    )
 
 
 @pytest.mark.parametrize(
