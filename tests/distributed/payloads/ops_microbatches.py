@@ -65,7 +65,8 @@ def train_on_own_rows(rank, world_size, algorithm):
     spec = MicroBatchSpec(max_tokens_per_mb=12, packing_algorithm=algorithm)
     batch = make_batch(ROWS_OF_RANK[rank])
     group = dist.group.WORLD
-    count = reduce_num_microbatches(len(split_into_microbatches(batch, spec)), group)
+    own_count = len(split_into_microbatches(batch, spec))
+    count = reduce_num_microbatches(own_count, group)
     planned = split_into_microbatches(batch, spec, pad_multiple=4, num_microbatches=count)
     total_weight = compute_total_loss_weight(planned, sft_loss_weight, group)
     model = make_model()
@@ -85,6 +86,7 @@ def train_on_own_rows(rank, world_size, algorithm):
         dist.all_reduce(parameter.grad)
         error = max(error, ((parameter.grad - gradient).norm() / gradient.norm()).item())
     return {
+        "own_count": own_count,
         "count": len(planned),
         "dummies": sum(microbatch.is_dummy for microbatch in planned),
         "dummy_gradients_are_zero": all(zeros) and len(zeros) > 0,
