@@ -36,9 +36,9 @@ from fsdpbench.bench.workloads import StepBatch, iterate_batches, load_workload
 from fsdpbench.engine.algorithms.sft import FSDPLMEngine
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
-from fsdpbench.engine.device import Device
+from fsdpbench.engine.device import Device, DeviceMemory
 from fsdpbench.engine.models.facts import read_model_config
-from fsdpbench.engine.models.load import load_tokenizer
+from fsdpbench.engine.models.load import load_tokenizer, resolve_path
 from fsdpbench.engine.tracing.export import merge_chrome_trace
 from fsdpbench.errors import ConfigError, Violation
 from fsdpbench.log import configure_logging
@@ -63,11 +63,10 @@ class Trial:
 
     def measure_peaks(self) -> Peaks:
         """Return this rank's highest memory use so far."""
-        memory = self.engine.get_device_stats()
-        on_device = memory.total_bytes is not None
+        memory = read_device_memory(self.engine)
         return Peaks(
-            peak_device_bytes=memory.peak_allocated_bytes if on_device else None,
-            peak_reserved_bytes=memory.peak_reserved_bytes if on_device else None,
+            peak_device_bytes=None if memory is None else memory.peak_allocated_bytes,
+            peak_reserved_bytes=None if memory is None else memory.peak_reserved_bytes,
             device_total_bytes=self.nvml.measure_peak() if self.nvml else None,
             peak_host_bytes=self.host.measure_peak(),
         )
@@ -103,6 +102,9 @@ def run_trial(spec: TrialSpec, folder: TrialFolder, ranks: Ranks, errors: RankEr
     errors.measure_memory = lambda: measure_memory(trial)
     errors.describe = lambda: trial.describe([trial.measure_peaks()], {})
     recorders: list[Recorder] = [trial.host, trial.nvml, AllocatorRecorder(device)]
+    errors.enter("model_files")
+    resolve_path(engine.config)  # may convert or write a model once: no part of the trial's peak
+    trial.host.reset_peak()
     with sample_in_background(recorders, folder.samples_path, ranks.rank):
         errors.enter("data")
         documents = load_workload(spec.workload, engine.data_parallel_world_size)
@@ -211,14 +213,22 @@ def finish(trial: Trial) -> None:
 
 
 def measure_memory(trial: Trial) -> dict[str, Any]:
-    """Return this rank's memory figures for its last words. Local; must not raise."""
-    figures: dict[str, Any] = dict(trial.host.sample())
-    figures["peak_host_bytes"] = trial.host.measure_peak()
+    """Return this rank's memory figures for its last words. Local."""
+    memory = read_device_memory(trial.engine)
+    return {
+        **trial.host.sample(),
+        "peak_host_bytes": trial.host.measure_peak(),
+        "device": None if memory is None else vars(memory),
+    }
+
+
+def read_device_memory(engine: FSDPLMEngine) -> DeviceMemory | None:
+    """Return the allocator's figures; None where there is no allocator, or no answer from it."""
     try:
-        figures["device"] = vars(trial.engine.get_device_stats())
-    except RuntimeError as error:  # a device in an error state answers no question
-        figures["device"] = str(error)
-    return figures
+        memory = engine.get_device_stats()
+    except RuntimeError:  # a device in an error state answers no question
+        return None
+    return None if memory.total_bytes is None else memory
 
 
 def find_gpu_uuid(device: Device) -> str | None:

@@ -22,8 +22,7 @@ from fsdpbench.errors import ConfigError, Violation
 
 CHARACTERS_PER_TOKEN = 8  # more than any tokenizer packs into a token of prose on average
 MIN_LENGTH = 2  # a lone token predicts nothing
-BUNDLED_PASSES = 4  # a trial goes over the bundled text so often that even a short one learns it
-MIN_DOCUMENTS = 9  # of the bundled text: one of each kind
+STEPS_PER_PASS = 2  # over the bundled text: so often, that even a trial of few steps learns it
 
 
 @dataclass(frozen=True)
@@ -45,26 +44,24 @@ def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
     if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
         allowed = f"needs one length at least, each {MIN_LENGTH} or more"
         raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
-    num_characters = count_trial_tokens(spec, dp_size) * CHARACTERS_PER_TOKEN
-    return load_documents(spec.data, max_characters=num_characters)
+    num_tokens = (spec.steps + spec.warmup_steps) * count_step_tokens(spec, dp_size)
+    return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
 
 
-def count_trial_tokens(spec: WorkloadSpec, dp_size: int) -> int:
-    """Return the tokens of all steps on all data-parallel indices."""
+def count_step_tokens(spec: WorkloadSpec, dp_size: int) -> int:
+    """Return the tokens of one step over all data-parallel indices."""
     lengths = spec.sequence_lengths
-    budget = spec.tokens_per_step if lengths is None else sum(lengths)
-    return (spec.steps + spec.warmup_steps) * dp_size * budget
+    return dp_size * (spec.tokens_per_step if lengths is None else sum(lengths))
 
 
 def shorten_bundled(documents: Sequence[EncodedDocument], num_tokens: int) -> list[EncodedDocument]:
-    """Return so much of the bundled text that `num_tokens` pass over it a few times."""
+    """Return as many documents from the front as hold `num_tokens`, or all."""
     kept: list[EncodedDocument] = []
-    missing = num_tokens // BUNDLED_PASSES
     for document in documents:
-        if missing <= 0 and len(kept) >= MIN_DOCUMENTS:
+        if num_tokens <= 0:
             break
         kept.append(document)
-        missing -= len(document.ids)
+        num_tokens -= len(document.ids)
     return kept
 
 
@@ -138,7 +135,7 @@ def iterate_batches(
     encoded = [encoder.encode(document) for document in documents]
     check_ids(encoded, vocab_size)
     if spec.data is None:
-        encoded = shorten_bundled(encoded, count_trial_tokens(spec, dp_size))
+        encoded = shorten_bundled(encoded, STEPS_PER_PASS * count_step_tokens(spec, dp_size))
     stream = TokenStream(encoded, spec.seed)
     lengths = spec.sequence_lengths
     if lengths is not None and max(lengths) > longest:

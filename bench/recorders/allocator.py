@@ -21,7 +21,10 @@ class AllocatorRecorder:
 
     def sample(self) -> Sample:
         """Return allocated, reserved and peak bytes, and how often an allocation was retried."""
-        memory = self._device.memory_stats()
+        try:
+            memory = self._device.memory_stats()
+        except RuntimeError as error:  # a device in an error state answers no question
+            return {"refused": str(error).partition("\n")[0]}
         return {
             "allocated_bytes": memory.allocated_bytes,
             "reserved_bytes": memory.reserved_bytes,

@@ -14,6 +14,8 @@ import psutil
 from fsdpbench.bench.recorders.sampler import Sample
 
 STATUS_FILE = Path("/proc/self/status")
+CLEAR_FILE = Path("/proc/self/clear_refs")
+CLEAR_HIGH_WATER_MARK = "5"  # see proc_pid_clear_refs(5)
 
 
 class HostRecorder:
@@ -50,6 +52,14 @@ class HostRecorder:
         if peak is not None:
             return peak
         return max(self._highest_rss_bytes, int(self._process.memory_info().rss))
+
+    def reset_peak(self) -> None:
+        """Let the peak count from now, where the system can do so."""
+        self._highest_rss_bytes = 0
+        try:
+            CLEAR_FILE.write_text(CLEAR_HIGH_WATER_MARK, encoding="ascii")
+        except OSError:  # no such file, or no right to write it: the peak is the whole process's
+            return
 
     def measure_unique(self) -> int | None:
         """Return the bytes that no other process shares; None where the system does not say."""

@@ -42,8 +42,10 @@ def create(tmp_path):
     return create_trial
 
 
-def run_alone(folder):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+def run_alone(folder, device="cpu"):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     return subprocess.run(
         [sys.executable, "-m", "fsdpbench.bench.worker", str(folder.path)],
         env=environment,
@@ -154,3 +156,33 @@ def test_a_launch_that_does_not_fit_is_refused():
     text = str(caught.value)
     assert "world_size=4: was launched on 64 process(es)" in text
     assert "device=cuda" in text
+
+
+@pytest.mark.gpu
+def test_a_gpu_trial_has_the_drivers_and_the_allocators_figures(create):
+    folder = create(device="cuda", steps=20, config={"dtype": "bfloat16"})
+    done = run_alone(folder, "cuda")
+    outcome = folder.load_outcome()
+    assert done.returncode == 0, done.stderr
+    assert outcome.environment["nvml"] == "ok" or "process_bytes" in outcome.environment["nvml"]
+    assert 0 < outcome.peak_device_bytes <= outcome.peak_reserved_bytes
+    assert outcome.peak_reserved_bytes < outcome.device_total_bytes
+    assert outcome.environment["gpu"]
+    assert outcome.losses[-1] < outcome.losses[0]
+    samples = read_lines(folder.samples_path)
+    nvml = [line for line in samples if line["source"] == "nvml"]
+    assert all(line["used_bytes"] > 0 and line["power_watts"] > 0 for line in nvml)
+    assert [line for line in samples if line["source"] == "allocator"]
+
+
+@pytest.mark.gpu
+def test_running_out_of_device_memory_is_marked(create):
+    folder = create(device="cuda", fault="oom@1")
+    assert run_alone(folder, "cuda").returncode == 1
+    outcome = folder.load_outcome()
+    assert outcome.status == "oom"
+    assert "CUDA out of memory" in outcome.error
+    assert outcome.peak_device_bytes > 0
+    words = json.loads((folder.path / "errors" / "rank0.json").read_text())
+    assert words["exhausted_memory"] == "device"
+    assert words["memory"]["device"]["peak_allocated_bytes"] > 0

@@ -9,6 +9,19 @@ def test_cpu_says_why_there_is_nothing():
     assert "cpu" in AllocatorRecorder(Device("cpu")).unavailable
 
 
+class BrokenDevice:
+    type = "cuda"
+    is_asynchronous = True
+
+    def memory_stats(self):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with")
+
+
+def test_a_device_in_an_error_state_does_not_end_the_sampling():
+    sample = AllocatorRecorder(BrokenDevice()).sample()
+    assert sample == {"refused": "CUDA error: an illegal memory access was encountered"}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_counts_device_memory():

@@ -1,7 +1,9 @@
 import os
 import time
 
-from fsdpbench.bench.recorders.host import HostRecorder, read_high_water_mark
+import pytest
+
+from fsdpbench.bench.recorders.host import CLEAR_FILE, HostRecorder, read_high_water_mark
 
 
 def test_peak_remembers_memory_that_was_freed():
@@ -12,6 +14,16 @@ def test_peak_remembers_memory_that_was_freed():
     del block
     assert recorder.measure_peak() >= max(before, resident)
     assert recorder.sample()["rss_bytes"] < resident
+
+
+@pytest.mark.skipif(not CLEAR_FILE.exists(), reason="this system cannot reset the mark")
+def test_peak_can_be_counted_anew():
+    recorder = HostRecorder()
+    block = bytearray(os.urandom(1) * (64 << 20))
+    high = recorder.measure_peak()
+    del block
+    recorder.reset_peak()
+    assert recorder.measure_peak() < high - (32 << 20)
 
 
 def test_unique_memory_is_part_of_resident_memory():
