@@ -170,7 +170,7 @@ def run_on_ranks(
     target: str,
     world_size: int,
     *,
-    timeout_seconds: float = 90,
+    timeout_seconds: float = 240,
     device_type: str = "cpu",
     **kwargs: Any,
 ) -> list[Any]:
