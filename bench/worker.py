@@ -113,8 +113,10 @@ def run_trial(spec: TrialSpec, folder: TrialFolder, ranks: Ranks, errors: RankEr
         engine.initialize(
             ft_spec=FinetuneSpec(total_train_epochs=1, dataset_size=num_steps, train_batch_size=1)
         )
+        trial.host.measure_unique()
         errors.enter("batches")
         train(trial, device, plan_batches(trial, documents))
+        trial.host.measure_unique()
         errors.enter("outcome")
         finish(trial)
     errors.enter("destroy")

@@ -2,7 +2,7 @@
 
 The peak is the kernel's own high-water mark (VmHWM), so no spike between two samples is missed.
 Unique memory (USS) walks the page tables, which can take long in a large process: it is read on
-request and never by the sampling thread.
+request, between measurements, and samples repeat the last reading.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class HostRecorder:
         self._process = psutil.Process()
         self._process.cpu_percent()  # the first call starts the measuring interval
         self._highest_rss_bytes = 0
+        self._unique_bytes: int | None = None
 
     def sample(self) -> Sample:
         """Return resident bytes, threads, and CPU percent since the last sample (100: one core)."""
@@ -38,6 +39,7 @@ class HostRecorder:
         self._highest_rss_bytes = max(self._highest_rss_bytes, rss_bytes)
         return {
             "rss_bytes": rss_bytes,
+            "unique_bytes": self._unique_bytes,
             "cpu_percent": cpu_percent,
             "num_threads": num_threads,
             "machine_memory_percent": psutil.virtual_memory().percent,
@@ -64,9 +66,10 @@ class HostRecorder:
     def measure_unique(self) -> int | None:
         """Return the bytes that no other process shares; None where the system does not say."""
         try:
-            return int(self._process.memory_full_info().uss)
+            self._unique_bytes = int(self._process.memory_full_info().uss)
         except psutil.AccessDenied:
-            return None
+            self._unique_bytes = None
+        return self._unique_bytes
 
 
 def read_high_water_mark(status_file: Path = STATUS_FILE) -> int | None:

@@ -28,7 +28,9 @@ def test_peak_can_be_counted_anew():
 
 def test_unique_memory_is_part_of_resident_memory():
     recorder = HostRecorder()
+    assert recorder.sample()["unique_bytes"] is None
     unique = recorder.measure_unique()
+    assert recorder.sample()["unique_bytes"] == unique
     assert unique is not None
     assert 0 < unique <= recorder.sample()["rss_bytes"] + (1 << 20)
 
