@@ -19,6 +19,7 @@ from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.regions import Region, local_shard, plan_local_region
 from fsdpbench.engine.parallel.seeded_weights import SeededWeights
+from fsdpbench.engine.parallel.tensor import find_tied_parameters, tie_parameters
 from fsdpbench.engine.parallel.weight_files import SafetensorsWeights
 from fsdpbench.errors import CheckpointError, list_names
 
@@ -68,9 +69,11 @@ def materialize_model(
 def allocate_shards(
     model: nn.Module, parameters_on: torch.device | str, buffers_on: torch.device | str
 ) -> None:
-    """Give meta parameters storage without values; buffers keep theirs and move."""
+    """Give meta parameters storage without values; buffers keep theirs and move, ties stay."""
     buffers = dict(model.named_buffers())
+    shared = find_tied_parameters(model)
     model.to_empty(device=parameters_on)
+    tie_parameters(model, shared)
     for name, values in buffers.items():
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, values.to(buffers_on))

@@ -26,9 +26,11 @@ class SeededWeights:
         standard_deviation: float,
         device: torch.device,
         initial_values: Mapping[str, torch.Tensor],
+        block_elements: int = BLOCK_ELEMENTS,
     ) -> None:
         self.seed, self.standard_deviation, self.device = seed, standard_deviation, device
         self.initial_values = initial_values  # norm weights, on the CPU
+        self.block_elements = block_elements  # part of what is drawn: another size, other values
 
     def check_names(self, shapes: Mapping[str, torch.Size]) -> None:
         """Every name is fine."""
@@ -40,7 +42,7 @@ class SeededWeights:
         if len(shape) < 2:  # biases
             return torch.zeros(shape_of(region))
         rows, other_dims = region[0], region[1:]
-        block_rows = max(1, BLOCK_ELEMENTS // shape[1:].numel())
+        block_rows = max(1, self.block_elements // shape[1:].numel())
         values = torch.empty(shape_of(region), device=self.device)
         for block in range(rows.start // block_rows, -(-rows.stop // block_rows)):
             first, end = block * block_rows, min((block + 1) * block_rows, shape[0])

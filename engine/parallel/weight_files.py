@@ -67,7 +67,10 @@ def find_tensors(folder: Path) -> dict[str, Path]:
     """Map each tensor of a checkpoint folder to its file."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if index.is_file():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (json.JSONDecodeError, KeyError) as error:
+            raise CheckpointError(f"{index} cannot be read: {error}") from error
         files = {name: folder / file for name, file in names.items()}
     elif single.is_file():
         try:

@@ -1,0 +1,75 @@
+"""Reading parts of safetensors folders, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fsdpbench.engine.parallel.regions import plan_region
+from fsdpbench.engine.parallel.weight_files import SafetensorsWeights, find_tensors
+from fsdpbench.errors import CheckpointError
+
+TENSORS = {
+    "a": torch.arange(20.0).view(5, 4),
+    "b": torch.arange(3.0, dtype=torch.bfloat16),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, (name, tensor) in enumerate(TENSORS.items()):
+        save_file({name: tensor}, tmp_path / f"part{number}.safetensors")
+    weight_map = {"a": "part0.safetensors", "b": "part1.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return tmp_path
+
+
+def test_reads_regions_in_the_files_dtype(folder):
+    source = SafetensorsWeights(folder)
+    source.check_names({name: tensor.shape for name, tensor in TENSORS.items()})
+    for name, tensor in TENSORS.items():
+        for index in range(4):  # the last part of `b` is empty
+            region = plan_region(tensor.shape, [(0, 4, index)])
+            assert torch.equal(source.read(name, tensor.shape, region).to(tensor), tensor[region])
+    assert source.read("b", torch.Size([3]), (slice(0, 3),)).dtype == torch.bfloat16
+    assert source.read("a", torch.Size([5, 4]), (slice(1, 3), slice(2, 4))).tolist() == [
+        [6.0, 7.0],
+        [10.0, 11.0],
+    ]
+
+
+def test_one_file_needs_no_index(tmp_path):
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    assert sorted(find_tensors(tmp_path)) == ["a", "b"]
+
+
+def test_all_missing_and_misshapen_tensors_are_named_at_once(folder):
+    shapes = {"a": torch.Size([4, 5]), "b": torch.Size([3]), "c": torch.Size([1])}
+    with pytest.raises(CheckpointError, match=r"missing c; of another shape: a \(file \[5, 4\]"):
+        SafetensorsWeights(folder).check_names(shapes)
+
+
+def test_an_absent_file_of_the_index_is_named(folder):
+    (folder / "part1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks part1.safetensors"):
+        find_tensors(folder)
+
+
+def test_a_folder_without_weights_says_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match="init_from_scratch"):
+        find_tensors(tmp_path)
+
+
+def test_a_broken_file_is_a_checkpoint_error(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors in here")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        find_tensors(tmp_path)
+
+
+def test_a_broken_index_is_a_checkpoint_error(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        find_tensors(tmp_path)
