@@ -15,7 +15,6 @@ from random import Random
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-Entry = dict[str, str]
 
 DATA = Path(__file__).parent / "data"
 DEFAULT_DATA = DATA / "default.jsonl"
@@ -52,113 +51,118 @@ class Source:
         return words[first], words[second]
 
 
-def write_sum(source: Source) -> Entry:
+def write_sum(source: Source) -> str:
     """Write a word problem about things bought and given away."""
     buyer, friend = source.two_words("names")
     goods, price = source.word("goods")
     count, given = source.number(4, 20), source.number(1, 3)
-    return {
-        "prompt": f"{buyer} buys {count} {goods} for {price} coins each and gives {given} of them "
-        f"to {friend}. How much does {buyer} pay, and how many {goods} are left?",
-        "completion": f"{buyer} pays {count} times {price}, which is {count * price} coins. After "
+    return (
+        f"{buyer} buys {count} {goods} for {price} coins each and gives {given} of them "
+        f"to {friend}. How much does {buyer} pay, and how many {goods} are left?"
+        "\n"
+        f"{buyer} pays {count} times {price}, which is {count * price} coins. After "
         f"giving away {given}, {buyer} has {count} minus {given}, which is {count - given} "
-        f"{goods}.",
-    }
+        f"{goods}."
+    )
 
 
-def write_conversion(source: Source) -> Entry:
+def write_conversion(source: Source) -> str:
     """Write a question that turns one unit into another."""
     large, small, factor = source.word("units")
     count = source.number(2, 30)
-    return {
-        "prompt": f"How many {small} are there in {count} {large}?",
-        "completion": f"One of the {large} holds {factor} {small}, so {count} {large} hold {count} "
-        f"times {factor}, which is {count * factor} {small}.",
-    }
+    return (
+        f"How many {small} are there in {count} {large}?"
+        "\n"
+        f"One of the {large} holds {factor} {small}, so {count} {large} hold {count} "
+        f"times {factor}, which is {count * factor} {small}."
+    )
 
 
-def write_weekday(source: Source) -> Entry:
+def write_weekday(source: Source) -> str:
     """Write a question about the days of the week."""
-    today, ahead = source.number(0, 6), source.number(14, 48)
-    weeks, rest = divmod(ahead, 7)
-    return {
-        "prompt": f"Today is {WEEKDAYS[today]}. Which day of the week will it be in {ahead} days?",
-        "completion": f"In {ahead} days there are {weeks} whole weeks, and {rest} more. Whole "
+    today, weeks, rest = source.number(0, 6), source.number(2, 6), source.number(1, 6)
+    ahead = 7 * weeks + rest
+    return (
+        f"Today is {WEEKDAYS[today]}. Which day of the week will it be in {ahead} days?"
+        "\n"
+        f"In {ahead} days there are {weeks} whole weeks, and {rest} more. Whole "
         f"weeks do not change the day, so we count {rest} from {WEEKDAYS[today]} and reach "
-        f"{WEEKDAYS[(today + ahead) % 7]}.",
-    }
+        f"{WEEKDAYS[(today + ahead) % 7]}."
+    )
 
 
-def write_order(source: Source) -> Entry:
+def write_order(source: Source) -> str:
     """Write a question about the order of four numbers."""
     numbers = [source.number(10, 999) for _ in range(4)]
     shown = ", ".join(map(str, numbers))
     ordered = ", ".join(map(str, sorted(numbers)))
-    return {
-        "prompt": f"Put these numbers in order, the smallest first: {shown}.",
-        "completion": f"In order, the smallest first: {ordered}. The largest of them is "
-        f"{max(numbers)} and the smallest is {min(numbers)}.",
-    }
+    return (
+        f"Put these numbers in order, the smallest first: {shown}."
+        "\n"
+        f"In order, the smallest first: {ordered}. The largest of them is "
+        f"{max(numbers)} and the smallest is {min(numbers)}."
+    )
 
 
-def write_spelling(source: Source) -> Entry:
+def write_spelling(source: Source) -> str:
     """Write a question about the letters of a word."""
     word = source.word("goods")[0].split()[-1]
     letters = ", ".join(word)
-    return {
-        "prompt": f"Spell the word {word} and say how many letters it has.",
-        "completion": f"The word {word} is spelled {letters}. It has {len(word)} letters; the "
-        f"first is {word[0]} and the last is {word[-1]}.",
-    }
+    return (
+        f"Spell the word {word} and say how many letters it has."
+        "\n"
+        f"The word {word} is spelled {letters}. It has {len(word)} letters; the "
+        f"first is {word[0]} and the last is {word[-1]}."
+    )
 
 
-def write_definition(source: Source) -> Entry:
+def write_definition(source: Source) -> str:
     """Write what something is."""
     thing, meaning = source.word("definitions")
     question = source.pick(("What is {}?", "Explain in simple words: {}.", "Tell me about {}."))
-    return {"prompt": question.format(thing), "completion": meaning}
+    return f"{question.format(thing)}\n{meaning}"
 
 
-def write_procedure(source: Source) -> Entry:
+def write_procedure(source: Source) -> str:
     """Write how something is done, step by step."""
     task, steps = source.word("procedures")
     words = ("First", "Then", "After that", "Next", "Finally")
     told = " ".join(f"{word}, {step}." for word, step in zip(words, steps, strict=True))
-    return {"prompt": f"How do I {task}?", "completion": told}
+    return f"How do I {task}?\n{told}"
 
 
-def write_town(source: Source) -> Entry:
+def write_town(source: Source) -> str:
     """Write a description of an invented town."""
     town, neighbour = source.two_words("towns")
     landscape, weather = source.word("landscapes"), source.word("weathers")
     craft, rival = source.two_words("crafts")
     people, distance = source.number(3, 90) * 100, source.number(4, 60)
-    return {
-        "text": f"{town} is a small town {landscape}. About {people} people live there, and most "
+    return (
+        f"{town} is a small town {landscape}. About {people} people live there, and most "
         f"of them know each other by name. The town is known for its {craft}, which are sold at "
         f"the market every {source.pick(WEEKDAYS)}. {distance} kilometres to the north lies "
         f"{neighbour}, whose people make {rival} instead. In winter {weather}, and the road "
         f"between the two towns is closed for {source.number(2, 9)} days or more. Then the people "
         f"of {town} stay at home, light their stoves and tell stories until the road is open again."
-    }
+    )
 
 
-def write_story(source: Source) -> Entry:
+def write_story(source: Source) -> str:
     """Write a very short story."""
     hero, friend = source.two_words("names")
     animal, other = source.two_words("animals")
     town, food = source.word("towns"), source.word("foods")
-    return {
-        "text": f"One morning {hero} walked out of {town} to look for a lost {animal}. The path "
+    return (
+        f"One morning {hero} walked out of {town} to look for a lost {animal}. The path "
         "led through the fields and over a bridge, and under the bridge sat another animal: it "
         f'was a {other}. "Have you seen my {animal}?" asked {hero}. The {other} said nothing, but '
         f"looked towards the old mill. There {hero} found {friend}, who was sharing {food} with "
         f'the {animal}. "I hoped that you would come," said {friend}. They laughed, ate what was '
         f"left of the {food}, and walked home together before it grew dark."
-    }
+    )
 
 
-WRITERS: tuple[Callable[[Source], Entry], ...] = (
+WRITERS: tuple[Callable[[Source], str], ...] = (
     write_sum,
     write_conversion,
     write_weekday,
@@ -174,11 +178,8 @@ WRITERS: tuple[Callable[[Source], Entry], ...] = (
 def build_corpus(seed: int = SEED, num_rounds: int = NUM_ROUNDS) -> str:
     """Return the corpus as JSON Lines."""
     source = Source(seed)
-    entries = [writer(source) for _ in range(num_rounds) for writer in WRITERS]
-    for entry in entries:
-        if "prompt" in entry:
-            entry["prompt"] += "\n"  # prompt and completion are joined as they stand
-    return "".join(json.dumps(entry) + "\n" for entry in entries)
+    texts = [writer(source) for _ in range(num_rounds) for writer in WRITERS]
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
 if __name__ == "__main__":

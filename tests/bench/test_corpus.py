@@ -12,8 +12,9 @@ def test_size_and_fields():
     assert 50_000 < len(text) < 200_000
     assert text.isascii()
     entries = [json.loads(line) for line in text.splitlines()]
-    assert {tuple(entry) for entry in entries} == {("text",), ("prompt", "completion")}
-    assert all(value.strip() for entry in entries for value in entry.values())
+    assert {tuple(entry) for entry in entries} == {("text",)}
+    assert all(entry["text"].strip() for entry in entries)
+    assert len({entry["text"] for entry in entries}) > len(entries) * 0.75
 
 
 def test_the_seed_decides():
@@ -25,7 +26,7 @@ def test_worked_answers_are_right():
     entries = [json.loads(line) for line in build_corpus().splitlines()]
     checked = 0
     for entry in entries:
-        words = entry.get("completion", "").replace(",", "").replace(".", "").split()
+        words = entry["text"].replace(",", "").replace(".", "").split()
         for index, word in enumerate(words):
             if word in ("times", "minus") and words[index + 2 : index + 4] == ["which", "is"]:
                 left, right, result = (int(words[index + offset]) for offset in (-1, 1, 4))
