@@ -121,10 +121,10 @@ class TrialSpec(_Message):
     world_size: int = Field(default=1, ge=1)
     device: DeviceName = "cpu"
     fault: str | None = None
-    """`hang@STEP`, `kill@STEP`, `crash@STEP`, `oom@STEP`: a fault the worker makes."""
+    """`NAME@STEP[:rank=RANK]`: a fault that the worker makes on purpose (see `faults`)."""
     timeout_seconds: float = Field(default=600.0, gt=0)
     hang_seconds: float = Field(default=120.0, gt=0)
-    """A rank whose heartbeat is older than this is held to hang."""
+    """A trial in which no rank's heartbeat moves for this long is held to hang."""
 
 
 class WorkerOutcome(_Message):

@@ -206,7 +206,10 @@ def kill_at(process, folder, num_records, delay_seconds):
     process.wait()
 
 
-@pytest.mark.parametrize("seed", range(5))
+CHAOS_SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
+
+
+@pytest.mark.parametrize("seed", CHAOS_SEEDS)
 def test_sigkill_of_the_runner_loses_nothing_and_leaves_nothing(tmp_path, seed):
     rng = random.Random(seed)
     process = start_chaos(tmp_path)
