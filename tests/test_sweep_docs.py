@@ -15,7 +15,8 @@ from fsdpbench.bench.space import load_space
 from fsdpbench.bench.store import ResultWriter
 from fsdpbench.bench.sweep import plan_sweep
 
-PAGE = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "sweep.md").read_text()
 
 
 def samples(language):
@@ -50,6 +51,11 @@ def test_the_space_file_is_valid(tmp_path):
     path.write_text(block)
     plan = plan_sweep(load_space(path), 0)
     assert plan.num_valid == len(plan.points) == 6
+
+
+def test_the_example_is_valid():
+    plan = plan_sweep(load_space(ROOT / "examples" / "sweep.yaml"), 0)
+    assert plan.num_valid == len(plan.points) == 3 * 2 * 2
 
 
 def test_the_python_sample_runs(tmp_path, monkeypatch, capsys):
