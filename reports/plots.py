@@ -157,9 +157,8 @@ def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
             },
             "marker": {"color": "@series-1"},
             "text": [format_seconds(summary.median) for summary in summaries],
-            "textposition": "auto",
+            "textposition": "inside",
             "textangle": 0,
-            "cliponaxis": False,
             "insidetextanchor": "start",
             "hovertemplate": "%{y}<br>median %{text}<extra></extra>",
         }
@@ -300,6 +299,7 @@ def _bars(
         traces=traces if shown else [],
         layout={
             "barmode": "group",
+            "uniformtext": {"mode": "hide", "minsize": 10},  # a text that does not fit its bar
             "bargap": 0.32 if len(shown) > 4 else 0.6,
             "xaxis": {"title": {"text": axis_title}, "rangemode": "tozero"},
             "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
