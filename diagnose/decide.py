@@ -39,7 +39,7 @@ def decide(findings: Findings, first_rank: int | None = None) -> Verdict:
     if together is not None:
         return together
     if symptoms:
-        best = max(symptoms, key=lambda hit: (hit.rule.priority, -hit.line.order))
+        best = max(symptoms, key=_weight)
         noticed = {hit.line.rank for hit in symptoms}
         return _verdict_of(best, hits, None if hinted in noticed else hinted)
     if findings.errors:
@@ -80,7 +80,12 @@ def _first_cause(causes: Sequence[Hit]) -> Hit:
 def _best_of_stream(stream: Sequence[Hit]) -> Hit:
     first = min(hit.line.number for hit in stream)
     close = [hit for hit in stream if hit.line.number <= first + WINDOW_LINES]
-    return max(close, key=lambda hit: (hit.rule.priority, "rank" in hit.values, -hit.line.order))
+    return max(close, key=_weight)
+
+
+def _weight(hit: Hit) -> tuple[int, bool, int, int]:
+    """Return what makes a match of one failure tell more than another."""
+    return hit.rule.priority, "rank" in hit.values, len(hit.values), -hit.line.order
 
 
 def _comes_before(one: Hit, other: Hit) -> bool:

@@ -9,8 +9,7 @@ from typing import BinaryIO
 
 from fsdpbench.bench.records import Record, Verdict
 from fsdpbench.diagnose.decide import decide
-from fsdpbench.diagnose.matching import Matcher
-from fsdpbench.diagnose.rules.loader import load_rules
+from fsdpbench.diagnose.matching import build_matcher
 from fsdpbench.diagnose.rules.schema import Rule
 from fsdpbench.diagnose.trials import (
     TrialVerdict,
@@ -23,7 +22,7 @@ from fsdpbench.diagnose.trials import (
 
 def explain_stream(stream: BinaryIO, file: str, rules: Sequence[Rule] | None = None) -> Verdict:
     """Explain one log read from an open binary stream; `file` is its name in the evidence."""
-    matcher = Matcher(load_rules() if rules is None else rules)
+    matcher = build_matcher(rules)
     matcher.findings.logs[file] = matcher.scanner.scan(stream, file)
     return decide(matcher.findings)
 
@@ -35,7 +34,7 @@ def explain_text(text: str, file: str = "-", rules: Sequence[Rule] | None = None
 
 def explain_files(paths: Iterable[Path], rules: Sequence[Rule] | None = None) -> Verdict:
     """Explain several logs of one run together; raises OSError for a file that cannot be read."""
-    matcher = Matcher(load_rules() if rules is None else rules)
+    matcher = build_matcher(rules)
     for path in paths:
         with path.open("rb") as stream:
             matcher.findings.logs[str(path)] = matcher.scanner.scan(stream, str(path))
@@ -60,7 +59,7 @@ def explain_sources(sources: Sequence[str], stdin: BinaryIO) -> tuple[Verdict, l
             return explain_run(Path(only))
         if is_trial_folder(Path(only)):
             return explain_trial(Path(only)), []
-    matcher = Matcher(load_rules())
+    matcher = build_matcher()
     for source in sources:
         for path in [Path(source)] if source == "-" else _list_files(Path(source)):
             with stdin if source == "-" else path.open("rb") as stream:

@@ -2,16 +2,18 @@
 
 Note "Two-stage search". Matching every line against every rule costs a minute per 100 MB. So a
 block of bytes first passes the `prefilter`; only the lines that it marks are decoded and shown to
-the rules. Memory stays at one block plus a margin for the lines before and after, whatever the file's
-size or the length of its lines.
+the rules. Memory stays at one block plus a margin for the lines before and after, whatever the
+size of the file or the length of its lines.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import BinaryIO
 
 from fsdpbench.diagnose.prefilter import Prefilter
@@ -22,6 +24,9 @@ MARGIN_BYTES = 64 << 10  # kept before a block, held back after it: the context 
 SEGMENT_BYTES = 8 << 10  # a longer line is looked at in pieces of this size
 LINES_BEFORE = 60
 LINES_AFTER = 24
+TEMPLATE_BYTES = 300  # lines that agree in so many bytes, digits left out, are alike
+MAX_REPEATS = 512  # of lines alike; more say nothing new, and there may be so many ranks
+MAX_TEMPLATES = 50_000
 
 _PROGRESS = re.compile(
     r"\b(?:step|iter|iteration|epoch|global_step)\b\W{0,4}\d.*\bloss\b"
@@ -52,28 +57,44 @@ class Line:
 
 @dataclass
 class Candidate:
-    """A line that the prefilter marked, with its surroundings decoded on demand."""
+    """A line that holds a literal; it and its surroundings are decoded on demand."""
 
-    line: Line
+    literals: frozenset[str]
+    """Those of the scanner's literals that stand in the line."""
+    _file: str
+    _number: int
+    _order: int
+    _rank: int | None
     _buffer: bytes = field(repr=False)
     _start: int
     _end: int
 
     @cached_property
+    def line(self) -> Line:
+        """The cleaned line."""
+        clean = clean_line(decode(self._buffer[self._start : self._end]))
+        rank = clean.rank if clean.rank is not None else self._rank
+        said = (clean.text, rank, clean.actor, clean.stamp)
+        return Line(self._file, self._number, *said, self._order)
+
+    @cached_property
     def before(self) -> list[str]:
         """Up to 60 cleaned lines before this one; those of other ranks are left out."""
         margin = self._buffer[max(0, self._start - MARGIN_BYTES) : self._start]
-        return self._own(margin.splitlines()[-LINES_BEFORE * 4 :])[-LINES_BEFORE:]
+        lines = margin.splitlines()[-LINES_BEFORE * 4 :]
+        return list(islice(self._own(reversed(lines)), LINES_BEFORE))[::-1]
 
     @cached_property
     def after(self) -> list[str]:
         """Up to 24 cleaned lines after this one; those of other ranks are left out."""
         margin = self._buffer[self._end + 1 : self._end + 1 + MARGIN_BYTES // 4]
-        return self._own(margin.splitlines()[: LINES_AFTER * 4])[:LINES_AFTER]
+        return list(islice(self._own(margin.splitlines()[: LINES_AFTER * 4]), LINES_AFTER))
 
-    def _own(self, raw_lines: list[bytes]) -> list[str]:
-        cleaned = (clean_line(decode(raw)) for raw in raw_lines)
-        return [line.text for line in cleaned if self._is_own(line)]
+    def _own(self, raw_lines: Iterable[bytes]) -> Iterator[str]:
+        for raw in raw_lines:
+            clean = clean_line(decode(raw[:SEGMENT_BYTES]))
+            if self._is_own(clean):
+                yield clean.text
 
     def _is_own(self, other: CleanLine) -> bool:
         if other.rank is not None and self.line.rank is not None:
@@ -109,18 +130,21 @@ def decode(raw: bytes) -> str:
 
 
 class LogScanner:
-    """Reads logs block by block and calls `show` with each line that may hold a literal."""
+    """Reads logs block by block and calls `show` with each line that holds a literal."""
 
-    def __init__(self, literals: Iterable[str], show: Callable[[Candidate], None]) -> None:
-        self._prefilter = Prefilter(literal.encode() for literal in literals)
+    def __init__(
+        self, literals: Iterable[str], background: str, show: Callable[[Candidate], None]
+    ) -> None:
+        self._prefilter = Prefilter((text.encode() for text in literals), background.encode())
         self._show = show
         self._order = 0
+        self._seen: dict[bytes, int] = defaultdict(int)
 
     def scan(self, stream: BinaryIO, file: str, rank: int | None = None) -> LogSummary:
         """Read one log to its end. `rank` stands where the lines do not say theirs."""
         summary = LogSummary(file)
         rank = rank if rank is not None else rank_of_path(file)
-        buffer, start, first_line = b"", 0, 1
+        buffer, start = b"", 0
         while True:
             block = stream.read(BLOCK_BYTES)
             if not summary.num_bytes:
@@ -128,58 +152,78 @@ class LogScanner:
             summary.num_bytes += len(block)
             buffer += block
             end = len(buffer) if not block else _last_line_end(buffer, start)
-            self._scan_region(buffer, start, end, first_line, summary, rank)
-            first_line += buffer.count(b"\n", start, end)
+            self._scan_region(buffer, start, end, summary, rank)
             if not block:
                 break
             keep = max(0, end - MARGIN_BYTES)
             buffer, start = buffer[keep:], end - keep
-        ends_open = bool(buffer) and not buffer.endswith(b"\n")
-        summary.num_lines = first_line - 1 + ends_open
+        summary.num_lines += bool(buffer) and not buffer.endswith(b"\n")
         return summary
 
     def _scan_region(
-        self,
-        buffer: bytes,
-        start: int,
-        end: int,
-        number: int,
-        summary: LogSummary,
-        rank: int | None,
+        self, buffer: bytes, start: int, end: int, summary: LogSummary, rank: int | None
     ) -> None:
-        counted = start
-        for left, right, line_start in self._find_pieces(buffer, start, end):
-            number += buffer.count(b"\n", counted, line_start)
-            counted = max(counted, line_start)
-            clean = clean_line(decode(buffer[left:right]))
+        number, counted = summary.num_lines + 1, start
+        for piece in self._find_pieces(buffer, start, end):
+            number += buffer.count(b"\n", counted, piece.line_start)
+            counted = max(counted, piece.line_start)
+            raw = buffer[piece.left : piece.right]
+            literals = frozenset(decode(text) for text in piece.literals if text in raw)
+            if not literals or self._is_repeat(raw):
+                continue
             self._order += 1
-            own_rank = clean.rank if clean.rank is not None else rank
-            line = Line(
-                summary.file, number, clean.text, own_rank, clean.actor, clean.stamp, self._order
-            )
-            self._show(Candidate(line, buffer, left, right))
+            where = (summary.file, number, self._order, rank)
+            self._show(Candidate(literals, *where, buffer, piece.left, piece.right))
         position = _find_progress(buffer, start, end)
         if position >= 0:
-            summary.last_progress_line = number + buffer.count(b"\n", counted, position)
+            lines_before = buffer.count(b"\n", start, position)
+            summary.last_progress_line = summary.num_lines + 1 + lines_before
+        summary.num_lines += buffer.count(b"\n", start, end)
 
-    def _find_pieces(self, buffer: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (left, right, start of its line) of each line, or piece of a long one."""
-        done = start
-        for offset in self._prefilter.find(memoryview(buffer)[start:end]):
-            position = start + offset
-            if position < done:
-                continue
-            line_start = buffer.rfind(b"\n", start, position) + 1 or start
-            line_end = buffer.find(b"\n", position)
-            line_end = len(buffer) if line_end < 0 else line_end
-            if line_end - line_start <= SEGMENT_BYTES:
-                yield line_start, line_end, line_start
-                done = line_end
-            else:
-                left = line_start + (position - line_start) // SEGMENT_BYTES * SEGMENT_BYTES
-                done = min(line_end, left + SEGMENT_BYTES)
-                lead = max(line_start, left - SEGMENT_BYTES // 8)
-                yield lead, min(line_end, done + SEGMENT_BYTES // 2), line_start
+    def _is_repeat(self, raw: bytes) -> bool:
+        template = raw[:TEMPLATE_BYTES].translate(None, b"0123456789")
+        if len(self._seen) > MAX_TEMPLATES:
+            self._seen.clear()
+        self._seen[template] += 1
+        return self._seen[template] > MAX_REPEATS
+
+    def _find_pieces(self, buffer: bytes, start: int, end: int) -> Iterator[_Piece]:
+        """Yield each line, or piece of a long line, in which a literal may stand."""
+        piece: _Piece | None = None
+        for position in self._prefilter.find(buffer, start, end):
+            literals = self._prefilter.literals_at(buffer, position)
+            if not literals:
+                continue  # another gram with the same hash
+            if piece is None or position >= piece.end:
+                if piece is not None:
+                    yield piece
+                piece = _cut_piece(buffer, start, position)
+            piece.literals.update(literals)
+        if piece is not None:
+            yield piece
+
+
+@dataclass
+class _Piece:
+    """A line, or a part of a long one: what is shown of it, and where its own part ends."""
+
+    left: int
+    right: int
+    end: int
+    line_start: int
+    literals: set[bytes] = field(default_factory=set)
+
+
+def _cut_piece(buffer: bytes, start: int, position: int) -> _Piece:
+    line_start = buffer.rfind(b"\n", start, position) + 1 or start
+    line_end = buffer.find(b"\n", position)
+    line_end = len(buffer) if line_end < 0 else line_end
+    if line_end - line_start <= SEGMENT_BYTES:
+        return _Piece(line_start, line_end, line_end, line_start)
+    left = line_start + (position - line_start) // SEGMENT_BYTES * SEGMENT_BYTES
+    end = min(line_end, left + SEGMENT_BYTES)
+    lead = max(line_start, left - SEGMENT_BYTES // 8)
+    return _Piece(lead, min(line_end, end + SEGMENT_BYTES // 2), end, line_start)
 
 
 def _last_line_end(buffer: bytes, start: int) -> int:

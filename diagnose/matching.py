@@ -14,10 +14,12 @@ from itertools import islice
 
 from fsdpbench.diagnose.arithmetic import Value, evaluate
 from fsdpbench.diagnose.logs import Candidate, Line, LogScanner, LogSummary
+from fsdpbench.diagnose.rules.loader import load_background, load_rules
 from fsdpbench.diagnose.rules.schema import Pattern, Role, Rule
 
 MAX_REPEATS = 6  # of lines alike but for digits, per stream
-MAX_KEPT = 4000  # hits and error signs kept; the first ones matter
+MAX_HITS = 4000  # the first ones matter
+MAX_ERRORS = 400
 NEAR_AFTER = 16
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _EXCEPTION = re.compile(
@@ -101,40 +103,44 @@ def near_text(candidate: Candidate) -> str:
 class Matcher:
     """Collects findings over any number of logs."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], background: str = "") -> None:
         self.findings = Findings()
-        self._patterns = [(pattern, rule) for rule in rules for pattern in rule.match]
+        self._patterns: dict[str, list[tuple[Pattern, Rule]]] = defaultdict(list)
+        for rule in rules:
+            for pattern in rule.match:
+                self._patterns[pattern.has].append((pattern, rule))
         self._facts = {text for rule in rules for text in (*rule.log_has, *rule.log_lacks)}
         self._seen: dict[tuple[object, str], int] = defaultdict(int)
-        literals = [*(pattern.has for pattern, _ in self._patterns), *self._facts, *_LITERALS]
-        self.scanner = LogScanner(literals, self.show)
+        literals = {*self._patterns, *self._facts, *_LITERALS}
+        self.scanner = LogScanner(literals, background, self.show)
 
     def show(self, candidate: Candidate) -> None:
         """Match one line; called by the scanner."""
+        self.findings.literals |= candidate.literals & self._facts
+        known = sorted(text for text in candidate.literals if text in self._patterns)
+        if not known and len(self.findings.errors) >= MAX_ERRORS:
+            return
         line = candidate.line
-        if _SOURCE.match(line.text):
+        if _SOURCE.match(line.text) or self._is_repeat(line):
             return
-        key = (line.stream, _DIGITS.sub("#", line.text[:300]))
-        self._seen[key] += 1
-        if self._seen[key] > MAX_REPEATS:
-            return
-        if len(self._seen) > MAX_KEPT * 4:
-            self._seen.clear()
-        self.findings.literals.update(fact for fact in self._facts if fact in line.text)
         claimed = False
-        for pattern, rule in self._patterns:
-            if pattern.has in line.text and len(self.findings.hits) < MAX_KEPT:
-                values = _match(candidate, pattern, rule)
-                if values is not None:
-                    claimed = True
-                    phase = rule.phase or guess_phase(candidate.before)
-                    self.findings.hits.append(
-                        Hit(rule, line, values, candidate.find_stamp(), phase)
-                    )
-        if not claimed and len(self.findings.errors) < MAX_KEPT:
+        for pattern, rule in (pair for text in known for pair in self._patterns[text]):
+            values = _match(candidate, pattern, rule)
+            if values is not None and len(self.findings.hits) < MAX_HITS:
+                claimed = True
+                phase = rule.phase or guess_phase(candidate.before)
+                self.findings.hits.append(Hit(rule, line, values, candidate.find_stamp(), phase))
+        if not claimed and len(self.findings.errors) < MAX_ERRORS:
             sign = _read_error(candidate)
             if sign is not None:
                 self.findings.errors.append(sign)
+
+    def _is_repeat(self, line: Line) -> bool:
+        key = (line.stream, _DIGITS.sub("#", line.text[:300]))
+        if len(self._seen) > MAX_HITS * 4:
+            self._seen.clear()
+        self._seen[key] += 1
+        return self._seen[key] > MAX_REPEATS
 
 
 def _match(candidate: Candidate, pattern: Pattern, rule: Rule) -> dict[str, Value] | None:
@@ -220,3 +226,8 @@ def _survived(hit: Hit, findings: Findings) -> bool:
 def hits_of_role(hits: Iterable[Hit], role: Role) -> list[Hit]:
     """Return the hits of rules with this role."""
     return [hit for hit in hits if hit.rule.role is role]
+
+
+def build_matcher(rules: Sequence[Rule] | None = None) -> Matcher:
+    """Return a matcher with the given rules, or with those of the package."""
+    return Matcher(load_rules() if rules is None else rules, load_background())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _RICH_BORDER = re.compile(r"^[\u2502\u2503|]\s?(.*?)\s*[\u2502\u2503|]?$")
@@ -23,20 +24,23 @@ _STAMPS = (
 )
 _ANY_TIME = re.compile(r"\d\d:\d\d:\d\d")
 
-_PREFIXES = (
-    re.compile(r"\[rank\s?(?P<rank>\d+)\]:?\s?"),
-    re.compile(r"\[default(?P<rank>\d+)\]:?\s?"),
-    re.compile(r"\[\d+,(?P<rank>\d+)\]\s?<std(?:out|err)>:\s?"),
-    re.compile(r"\((?P<actor>[\w.:<>-]+ pid=\d+)(?:, ip=[\d.]+)?\)\s?"),
-    re.compile(r"\((?P<actor>raylet|autoscaler)(?:, ip=[\d.]+)?\)\s"),
-    re.compile(r"\d{1,4}: (?=\S|\s{2})"),
-    re.compile(r"\[\d{4}\] (?=\s|\S)"),
-    re.compile(rf"\[{_DATE}[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?:,? [A-Z]+\d*)*(?: \d+)*\]:?\s?"),
-    re.compile(rf"{_DATE}[T _]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?::\s|\s(?:- )?|$)"),
-    re.compile(r"(?:ERROR|WARNING|INFO|CRITICAL)\s(?=\d\d-\d\d \d\d:)"),
-    re.compile(rf"{_CLOCK.replace('P<', 'P<_')}?\s(?=\S)"),
-    re.compile(r"(?:\d\d-\d\d )\d\d:\d\d:\d\d(?:[.,]\d+)? (?:\[[\w.]+:\d+\] ?)?"),
+_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_DATE_TIME = rf"\d{{4}}[-/]\d\d[-/]\d\d[T _]{_TIME}(?:Z|[+-]\d\d:?\d\d)?"
+_PREFIX = re.compile(
+    r"\[rank\s?(?P<rank>\d+)\]:?\s?"
+    r"|\[default(?P<default>\d+)\]:?\s?"
+    r"|\[\d+,(?P<mpi>\d+)\]\s?<std(?:out|err)>:\s?"
+    r"|\((?P<actor>[\w.:<>-]+ pid=\d+|raylet|autoscaler)(?:, ip=[\d.]+)?\)\s?"
+    rf"|\[{_DATE_TIME}(?:,? [A-Z]+\d*)*(?: \d+)*\]:?\s?"
+    rf"|{_DATE_TIME}(?::\s|\s(?:- )?|$)"
+    rf"|{_TIME}\s(?=\S)"
+    rf"|\d\d-\d\d {_TIME} (?:\[[\w.]+:\d+\] ?)?"
+    r"|\d{1,4}: (?=\S|\s{2})"
+    r"|\[\d{4}\] (?=\s|\S)"
+    r"|(?:ERROR|WARNING|INFO|CRITICAL)\s(?=\d\d-\d\d \d\d:)"
 )
+_RANK_GROUPS = ("rank", "default", "mpi")
+_PREFIX_STARTS = frozenset("[(0123456789EWIC")
 _RANK_IN_TEXT = re.compile(r"\[(?:PG [^\]]*)?(?:FSDP Engine )?Rank (?P<rank>\d+)\]", re.IGNORECASE)
 _RANK_IN_PATH = (
     re.compile(r"(?:^|/)(?:attempt_\d+/)?(?P<rank>\d+)/std(?:out|err)\.log$"),
@@ -70,27 +74,26 @@ def read_stamp(text: str) -> float | None:
     return None
 
 
+@lru_cache(maxsize=8192)  # the lines around two errors are often the same
 def clean_line(raw: str) -> CleanLine:
     """Strip escape codes, borders and known prefixes; keep rank, actor and time."""
-    text = _ANSI.sub("", raw.replace("\r", " ")).rstrip()
+    text = raw if raw.isprintable() else _ANSI.sub("", raw.replace("\r", " "))
+    text = text.rstrip()
     stamp = read_stamp(text[:120])
     rank: int | None = None
     actor: str | None = None
     for _ in range(MAX_PREFIXES):
-        for pattern in _PREFIXES:
-            match = pattern.match(text)
-            if match and match.end() > 0:
-                groups = match.groupdict()
-                rank = int(groups["rank"]) if groups.get("rank") else rank
-                actor = groups.get("actor") or actor
-                text = text[match.end() :]
-                break
-        else:
+        match = _PREFIX.match(text) if text[:1] in _PREFIX_STARTS else None
+        if match is None:
             break
-    if rank is None:
-        said = _RANK_IN_TEXT.search(text[:400])
-        rank = int(said["rank"]) if said else None
-    border = _RICH_BORDER.match(text)
+        said = next((match[name] for name in _RANK_GROUPS if match[name]), None)
+        rank = int(said) if said else rank
+        actor = match["actor"] or actor
+        text = text[match.end() :]
+    if rank is None and "ank " in text:
+        found = _RANK_IN_TEXT.search(text[:400])
+        rank = int(found["rank"]) if found else None
+    border = _RICH_BORDER.match(text) if text[:1] in "\u2502\u2503|" else None
     return CleanLine(border[1] if border else text, rank, actor, stamp)
 
 

@@ -19,9 +19,8 @@ from fsdpbench.bench.records import Record, TrialStatus, Verdict
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.diagnose.decide import decide
 from fsdpbench.diagnose.hangs import judge_hang
-from fsdpbench.diagnose.matching import Matcher
+from fsdpbench.diagnose.matching import build_matcher
 from fsdpbench.diagnose.prefixes import rank_of_path
-from fsdpbench.diagnose.rules.loader import load_rules
 from fsdpbench.diagnose.verdicts import make_verdict
 
 
@@ -126,7 +125,7 @@ def read_rank_errors(folder: TrialFolder) -> list[RankError]:
 
 
 def _judge_logs(folder: TrialFolder, errors: Sequence[RankError]) -> Verdict:
-    matcher = Matcher(load_rules())
+    matcher = build_matcher()
     for path in list_logs(folder):
         try:
             with path.open("rb") as stream:

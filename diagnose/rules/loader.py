@@ -32,11 +32,15 @@ def check_unique(rules: Iterable[Rule]) -> None:
         seen.add(rule.id)
 
 
+def _is_rule_file(name: str) -> bool:
+    return name.endswith(".toml") and name != "background.toml"
+
+
 @cache
 def load_rules() -> tuple[Rule, ...]:
     """Return every rule of the package, in file order."""
     folder = resources.files("fsdpbench.diagnose.rules")
-    files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    files = sorted(entry.name for entry in folder.iterdir() if _is_rule_file(entry.name))
     rules = tuple(
         rule
         for name in files
@@ -44,3 +48,11 @@ def load_rules() -> tuple[Rule, ...]:
     )
     check_unique(rules)
     return rules
+
+
+@cache
+def load_background() -> str:
+    """Return lines of healthy logs: what the search for literals should not stop at."""
+    file = resources.files("fsdpbench.diagnose.rules") / "background.toml"
+    text: str = tomllib.loads(file.read_text(encoding="utf-8"))["text"]
+    return text
