@@ -45,7 +45,7 @@ def load_run(path: Path) -> Run:
     if not folder.results_path.exists() and not folder.sweep_path.exists():
         found = "no such directory" if not path.is_dir() else "no results.jsonl and no sweep.json"
         remedy = "give the directory that `fsdpbench sweep` printed (its --out)"
-        raise ConfigError([Violation(str(path), found, "a run directory", remedy)])
+        raise ConfigError([Violation(str(path), found, "must be a run directory", remedy)])
     read = read_records(folder.results_path)
     problems = list(read.problems)
     if not folder.results_path.exists():

@@ -15,7 +15,7 @@ from pathlib import Path
 from fsdpbench.reports.cli import write_reports
 from fsdpbench.reports.run import load_run
 
-WIDTH, HEIGHT = 1400, 1250
+WIDTH, HEIGHT = 1400, 1640
 MAX_BYTES = 300_000
 FLAGS = (
     "--headless",
