@@ -62,7 +62,7 @@ def read_lines(path):
 
 def test_two_data_parallel_ranks_leave_a_whole_trial(create):
     folder = create(world_size=2, steps=6, config={"backend": "fsdp:d2"})
-    assert run_on_ranks(RUN, 2, path=str(folder.path))
+    assert run_on_ranks(RUN, 2, timeout_seconds=180, path=str(folder.path))
     outcome = folder.load_outcome()
     steps = read_lines(folder.steps_path)
     assert outcome.status == "ok"
@@ -96,14 +96,14 @@ def test_ranks_of_one_data_parallel_index_train_on_one_batch(create):
     folder = create(
         world_size=2, config={"backend": "fsdp:t2"}, workload={"sequence_lengths": [40, 24]}
     )
-    assert run_on_ranks(RUN, 2, path=str(folder.path))
+    assert run_on_ranks(RUN, 2, timeout_seconds=180, path=str(folder.path))
     assert [line["num_tokens"] for line in read_lines(folder.steps_path)] == [64] * 3
 
 
 def test_the_first_failing_rank_is_named(create):
     folder = create(world_size=2, config={"backend": "fsdp:d2"}, fault="crash@1:rank=1")
     with pytest.raises(AssertionError, match="injected crash on rank 1"):
-        run_on_ranks(RUN, 2, path=str(folder.path))
+        run_on_ranks(RUN, 2, timeout_seconds=180, path=str(folder.path))
     outcome = folder.load_outcome()
     assert outcome.status == "crashed"
     assert outcome.error.startswith("rank 1, before_step, step 1: RuntimeError: injected crash")
@@ -113,6 +113,7 @@ def test_the_first_failing_rank_is_named(create):
     assert words["memory"]["rss_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_ends_the_process_and_is_marked(create):
     folder = create(fault="oom@1")
     done = run_alone(folder)
@@ -125,19 +126,21 @@ def test_running_out_of_memory_ends_the_process_and_is_marked(create):
     assert words["memory"]["peak_host_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_bad_data_file_is_named_with_its_line(create, tmp_path):
     data = tmp_path / "bad.jsonl"
     data.write_text('{"text": "good"}\n{"txt": 1}\n')
     folder = create(workload={"data": str(data)})
     with pytest.raises(AssertionError, match=r"bad\.jsonl:2"):
-        run_on_ranks(RUN, 1, path=str(folder.path))
+        run_on_ranks(RUN, 1, timeout_seconds=180, path=str(folder.path))
     assert "bad.jsonl:2" in folder.load_outcome().error
 
 
+@pytest.mark.slow
 def test_a_killed_rank_leaves_no_words_but_the_steps(create):
     folder = create(world_size=2, config={"backend": "fsdp:d2"}, fault="kill@2:rank=1")
     with pytest.raises(AssertionError, match="died"):
-        run_on_ranks(RUN, 2, path=str(folder.path))
+        run_on_ranks(RUN, 2, timeout_seconds=180, path=str(folder.path))
     assert folder.load_outcome() is None  # rank 0 only knows that its peer is gone
     assert len(read_lines(folder.steps_path)) == 2
     beats = {beat.rank: (beat.phase, beat.step) for beat in folder.read_heartbeats()}
