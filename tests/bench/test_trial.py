@@ -37,7 +37,7 @@ def test_a_grandchild_in_its_own_session_does_not_outlive_the_trial(tmp_path):
 def test_hanging_ranks_are_shown_and_asked_for_their_stacks(tmp_path):
     seen = []
     watch = Watch(on_hang=lambda folder, pids: seen.append((folder, [is_alive(p) for p in pids])))
-    folder, end = run(tmp_path, {"behave": "stacks"}, watch, hang_seconds=0.5)
+    folder, end = run(tmp_path, {"behave": "stacks"}, watch, hang_seconds=2.5)
     assert end.ended_by == "hang"
     assert seen == [(folder.path, [True])]
     assert (folder.path / "stacks").read_text() == "asked"
