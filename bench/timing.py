@@ -128,14 +128,3 @@ def _end_ns(event: SpanEvent) -> int:
 
 def _add(phases: dict[str, float], event: SpanEvent) -> None:
     phases[event.name] = phases.get(event.name, 0.0) + event.seconds
-
-
-def find_failed_phase(events: Iterable[SpanEvent]) -> str | None:
-    """Return the name of the innermost span that an exception left last; None if none did."""
-    failed = [event for event in events if event.error is not None]
-    if not failed:
-        return None
-    last_end = max(_end_ns(event) for event in failed)
-    outermost = min((e for e in failed if _end_ns(e) == last_end), key=lambda event: event.depth)
-    inside = [event for event in failed if event.start_ns >= outermost.start_ns]
-    return max(inside, key=lambda event: event.depth).name

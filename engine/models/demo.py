@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -125,10 +126,11 @@ def copy_without_quantization(loaded: PreTrainedModel, dtype: torch.dtype) -> Pr
         fields.pop(name, None)
     config = AutoConfig.for_model(**fields)
     config.architectures = [type(loaded).__name__]
-    model = type(loaded)(config)
+    model: Any = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
-    return model.to(dtype)
+    model.to(dtype)
+    return model
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import pytest
 from fsdpbench.bench.timing import (
     StepLog,
     StepRecord,
-    find_failed_phase,
     summarise_phases,
     summarise_rate,
     time_step,
@@ -111,15 +110,3 @@ def test_nested_spans_of_one_name_count_once():
 
 def test_no_spans_no_phases():
     assert summarise_phases([], num_warmup=2) == {}
-
-
-def test_failed_phase_is_the_innermost_of_the_last_failure():
-    events = [
-        span("retry", 0, 1, depth=0, error="OSError"),
-        span("forward", 5, 1, depth=1),
-        span("gather", 6.5, 0.5, depth=2, error="OutOfMemoryError"),
-        span("backward", 6, 2, depth=1, error="OutOfMemoryError"),
-        span("step", 4, 4, depth=0, error="OutOfMemoryError"),
-    ]
-    assert find_failed_phase(events) == "gather"
-    assert find_failed_phase(events[1:2]) is None
