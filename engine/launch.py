@@ -23,10 +23,8 @@ def join_process_group(device_type: str | None = None) -> tuple[Device, bool]:
     its tensors and gloo for host tensors (offloaded shards, host agreement).
     """
     ranks = read_ranks()
-    if device_type is None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device_type = accelerator.type if accelerator is not None else "cpu"
     joined = dist.is_initialized()
+    device_type = device_type or choose_device_type(joined)
     index = None
     if device_type != "cpu":
         # whoever made the group without a launcher chose this process's device, too
@@ -45,6 +43,17 @@ def join_process_group(device_type: str | None = None) -> tuple[Device, bool]:
             backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
         )
     return device, True
+
+
+def choose_device_type(joined: bool) -> str:
+    """Return the accelerator's type, or cpu where there is none or the group does not serve it."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "cpu"
+    native = dist.get_default_backend_for_device(accelerator)
+    if joined and f"{accelerator.type}:{native}" not in dist.get_backend_config():
+        return "cpu"
+    return accelerator.type
 
 
 def leave_process_group() -> None:
