@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -126,10 +125,10 @@ def copy_without_quantization(loaded: PreTrainedModel, dtype: torch.dtype) -> Pr
         fields.pop(name, None)
     config = AutoConfig.for_model(**fields)
     config.architectures = [type(loaded).__name__]
-    model: Any = type(loaded)(config)
+    model: PreTrainedModel = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
-    model.to(dtype)
+    torch.nn.Module.to(model, dtype)  # in place; the override of the subclass is untyped
     return model
 
 
