@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fsdpbench.errors import ConfigError, Violation
+
+
+# Looked up for each span and event; torch works the answers out anew each time.
+@cache
+def _device_module(kind: str) -> Any:
+    return torch.get_device_module(kind)
+
+
+@cache
+def _torch_device(kind: str, index: int | None) -> torch.device:
+    return torch.device(kind) if index is None else torch.device(kind, index)
 
 
 @dataclass(frozen=True)
@@ -43,16 +55,14 @@ class Device:
         if not self.type.isidentifier():  # torch would cut "cuda:0" at the colon
             raise ConfigError([violation])
         try:
-            torch.get_device_module(self.type)
+            _device_module(self.type)
         except RuntimeError as error:
             raise ConfigError([violation]) from error
 
     @property
     def torch_device(self) -> torch.device:
         """The device in torch's words; without an index it means the current one of its type."""
-        return (
-            torch.device(self.type) if self.index is None else torch.device(self.type, self.index)
-        )
+        return _torch_device(self.type, self.index)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -62,7 +72,7 @@ class Device:
     @property
     def module(self) -> Any:
         """torch's module of this device type (`torch.cuda`, `torch.cpu`, ...)."""
-        return torch.get_device_module(self.type)
+        return _device_module(self.type)
 
     def make_current(self) -> None:
         """Make this the process's current device; does nothing without an index."""

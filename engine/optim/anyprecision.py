@@ -1,12 +1,14 @@
 """AdamW with low-precision moments and Kahan summation: small updates survive in bf16 weights.
 
 Each step computes in float32, u = c - lr * wd * p - lr * m_hat / (sqrt(v_hat) + eps), and writes
-p' = round(p + u), c' = round(u - (p' - p)): what rounding took is carried to the next step. Work
-runs in chunks of bounded size, so the float32 temporaries never amount to a copy of the shards.
+p' = round(p + u), c' = round(u - (p' - p)): what rounding took is carried to the next step. One
+Triton kernel a shard does it in a pass; without Triton work runs in chunks of bounded size, so the
+float32 temporaries never amount to a copy of the shards.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +29,7 @@ class AnyPrecisionAdamW(ShardedOptimizer):
     Parameters narrower than float32 get a Kahan compensation unless `use_kahan_summation` is off;
     wider ones need none. A bf16 second moment follows changes of the gradient's size coarsely: it
     moves only when a step changes it by more than half a unit in its last place (about 0.3 %).
+    `fused` None: one kernel a shard where Triton is installed, chunks elsewhere.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class AnyPrecisionAdamW(ShardedOptimizer):
         variance_dtype: torch.dtype = torch.bfloat16,
         compensation_dtype: torch.dtype = torch.bfloat16,
         chunk_elements: int = CHUNK_ELEMENTS,
+        fused: bool | None = None,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         self.use_kahan_summation = use_kahan_summation
@@ -48,6 +52,7 @@ class AnyPrecisionAdamW(ShardedOptimizer):
         self.variance_dtype = variance_dtype
         self.compensation_dtype = compensation_dtype
         self.chunk_elements = chunk_elements
+        self.fused = fused
         super().__init__(params, defaults)
 
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
@@ -76,6 +81,19 @@ class AnyPrecisionAdamW(ShardedOptimizer):
         flat["grad"] = [flat_view(local_gradient(param)) for param in params]
         for name in self.state_dtypes(params[0]):
             flat[name] = [flat_view(state) for state in self.local_states(params, name)]
+        if _has_kernel(params[0]) if self.fused is None else self.fused:
+            _run_kernel(flat, sizes, floors, guard, group)
+        else:
+            self._run_chunks(flat, sizes, floors, guard, group)
+
+    def _run_chunks(
+        self,
+        flat: dict[str, list[torch.Tensor]],
+        sizes: torch.Tensor,
+        floors: torch.Tensor,
+        guard: StepGuard,
+        group: dict[str, Any],
+    ) -> None:
         skip = None if guard.found_inf is None else guard.found_inf.bool()
         lengths = [shard.numel() for shard in flat["param"]]
         for chunk in plan_chunks(lengths, self.chunk_elements):
@@ -85,6 +103,25 @@ class AnyPrecisionAdamW(ShardedOptimizer):
             new = _step_chunk(old, size, floor, guard.grad_scale, group)
             for name, value in new.items():
                 _write(views[name], old[name], value, skip)
+
+
+def _has_kernel(param: torch.Tensor) -> bool:
+    on_gpu = local_tensor(param).device.type == "cuda" and param.dtype != torch.float64
+    return on_gpu and importlib.util.find_spec("triton") is not None
+
+
+def _run_kernel(
+    flat: dict[str, list[torch.Tensor]],
+    sizes: torch.Tensor,
+    floors: torch.Tensor,
+    guard: StepGuard,
+    group: dict[str, Any],
+) -> None:
+    from fsdpbench.engine.optim.anyprecision_kernel import update_shard  # imports triton
+
+    for index in range(len(flat["param"])):
+        shard = {name: tensors[index] for name, tensors in flat.items()}
+        update_shard(shard, index, sizes, floors, guard.grad_scale, guard.found_inf, group)
 
 
 def _step_chunk(

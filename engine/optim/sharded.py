@@ -19,7 +19,6 @@ from fsdpbench.engine.optim.shards import (
     by_device,
     local_tensor,
     reduce_pending_gradients,
-    zeros_of,
 )
 
 STEP = "step"  # float32, 0-D, on the shard's device; counts the steps that were not skipped
@@ -86,7 +85,7 @@ class ShardedOptimizer(Optimizer):
         """Build zero states laid out as the parameter."""
         dtypes = self.state_dtypes(param)
         step = torch.zeros((), dtype=torch.float32, device=local_tensor(param).device)
-        zeros = {name: zeros_of(param, dtype) for name, dtype in dtypes.items()}
+        zeros = {name: torch.zeros_like(param, dtype=dtype) for name, dtype in dtypes.items()}
         return {STEP: step} | zeros
 
     @torch.no_grad()

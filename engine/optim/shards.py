@@ -34,25 +34,6 @@ def reduce_pending_gradients(params: Iterable[torch.nn.Parameter]) -> None:
             param.grad = grad.redistribute(placements=param.placements)
 
 
-@torch.no_grad()
-def zeros_of(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Build zeros laid out as the parameter, on the very mesh object that it is on.
-
-    torch's own zeros_like may take an equal mesh from a cache, whose process groups are gone.
-    """
-    local = torch.zeros_like(local_tensor(param), dtype=dtype)
-    if not isinstance(param, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
-
-
 def sharding_groups(tensor: torch.Tensor) -> list[dist.ProcessGroup]:
     """Return the process groups over which the tensor is cut; no group where ranks hold copies."""
     if not isinstance(tensor, DTensor):
