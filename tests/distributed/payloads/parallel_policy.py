@@ -33,22 +33,26 @@ def build_config(path: str, backend: str, **fields: Any) -> TrainEngineConfig:
     return TrainEngineConfig(path=path, backend=backend, **{**values, **fields})
 
 
-def build_policy(config: TrainEngineConfig) -> tuple[PolicyModel, DeviceMeshes]:
-    meshes = build_meshes(parse_backend(config.backend).strategy, "cpu")
+def build_policy(
+    config: TrainEngineConfig, device: Device = DEVICE
+) -> tuple[PolicyModel, DeviceMeshes]:
+    meshes = build_meshes(parse_backend(config.backend).strategy, device.type)
     source = resolve_path(config)
     model = build_meta_model(config, source)
-    parallelize_model(model, config, meshes, DEVICE)
-    materialize_model(model, config, source, meshes, DEVICE)
+    parallelize_model(model, config, meshes, device)
+    materialize_model(model, config, source, meshes, device)
     return model, meshes
 
 
-def build_reference(config: TrainEngineConfig, source: Path, like: PolicyModel) -> Any:
-    """A plain model with the very weights that `init_from_scratch` draws."""
+def build_reference(
+    config: TrainEngineConfig, source: Path, like: PolicyModel, device: Device = DEVICE
+) -> Any:
+    """A plain model on the CPU with the very weights that `init_from_scratch` draws on `device`."""
     reference = AutoModelForCausalLM.from_config(
         load_hf_config(source), dtype=torch.float32, attn_implementation="sdpa"
     )
     weights = SeededWeights(
-        config.seed, like.initializer_range, torch.device("cpu"), like.initial_values
+        config.seed, like.initializer_range, device.torch_device, like.initial_values
     )
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
@@ -77,6 +81,7 @@ def run_policy(
 ) -> torch.Tensor:
     """Forward and backward over some rows; returns the logprobs [T] of the packed row."""
     packed = pack(batch, rows, pad_multiple=meshes.cp_size * meshes.tp_size)
+    packed = packed.to(meshes.device_type)
     context = build_attention_context(packed, meshes.cp_group, model.attention_kernel)
     ids, positions, labels = (
         slice_row(packed.tokens[name], meshes.cp_group)
@@ -86,7 +91,7 @@ def run_policy(
     aligned = torch.roll(gather_row(logprobs, meshes.cp_group), 1)
     if torch.is_grad_enabled():
         (-(aligned * packed.tokens["weight"]).sum() * meshes.fsdp_size).backward()
-    return aligned.detach()[: packed.num_real_tokens]
+    return aligned.detach()[: packed.num_real_tokens].cpu()
 
 
 def run_reference(reference: Any, batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -100,12 +105,12 @@ def run_reference(reference: Any, batch: dict[str, torch.Tensor]) -> list[torch.
     return [row[:length].detach() for row, length in zip(aligned, LENGTHS, strict=True)]
 
 
-def compare_gradients(model: PolicyModel, reference: Any) -> float:
+def compare_gradients(model: PolicyModel, reference: Any, device: Device) -> float:
     """Largest error of a parameter's gradient, relative to its largest element."""
     expected = {name: p.grad for name, p in reference.named_parameters()}
     errors = {}
     for name, parameter in model.named_hf_parameters():
-        found = gather_full_tensor(parameter.grad, torch.device("cpu"))
+        found = gather_full_tensor(parameter.grad, device.torch_device).cpu()
         wanted = expected.pop(name)
         errors[name] = float((found - wanted).abs().max() / wanted.abs().max())
     assert not expected, f"parameters that the policy lacks: {list(expected)}"
@@ -129,36 +134,41 @@ def sum_gradients(model: PolicyModel) -> float:
     return sum(float(local_shard(p.grad).double().sum()) for p in model.parameters())
 
 
-def check_offload(model: PolicyModel, config: TrainEngineConfig) -> None:
-    """Shards and gradients rest on the CPU, and under TP tied names are one parameter."""
+def check_rest(model: PolicyModel, config: TrainEngineConfig, device: Device) -> None:
+    """Shards and gradients rest where they should, and tied names are one parameter."""
+    place = "cpu" if config.fsdp.offload_params else device.type
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        assert parameter.device.type == parameter.grad.device.type == "cpu", name
+        assert parameter.device.type == parameter.grad.device.type == place, name
     backbone = model.backbone
     tied = backbone.lm_head.weight is backbone.model.embed_tokens.weight
     assert tied == model.facts.tie_word_embeddings
 
 
 def compare_with_plain_model(
-    rank: int, world_size: int, path: str, backend: str, **fields: Any
-) -> dict[str, float]:
+    rank: int, world_size: int, path: str, backend: str, on_gpus: bool = False, **fields: Any
+) -> dict[str, Any]:
     """Errors of logprobs and gradients; micro-batches of uneven size per data-parallel rank."""
+    device = Device("cuda", rank) if on_gpus else DEVICE
     config = build_config(path, backend, **fields)
-    model, meshes = build_policy(config)
+    model, meshes = build_policy(config, device)
     calls = count_attention_calls(model)
-    reference = build_reference(config, resolve_path(config), model)
+    reference = build_reference(config, resolve_path(config), model, device)
     batch = make_batch(model.facts.vocab_size)
     own = list(range(meshes.dp_rank, len(LENGTHS), meshes.dp_size))
     microbatches = [own[:1], own[1:]]
     found = torch.cat([run_policy(model, meshes, batch, rows) for rows in microbatches])
     expected = run_reference(reference, batch)
     wanted = torch.cat([expected[row] for rows in microbatches for row in rows])
-    check_offload(model, config)
+    check_rest(model, config, device)
+    tensors = [found, *model.parameters(), *(p.grad for p in model.parameters())]
     results = {
         "logprobs": float((found - wanted).abs().max()),
-        "gradients": compare_gradients(model, reference),
+        "gradients": compare_gradients(model, reference, device),
         "attention_calls": len(calls),
         "gradient_sum": sum_gradients(model),
+        "dtypes": {str(tensor.dtype) for tensor in tensors},
+        "kernel": model.attention_kernel.name,
     }
     meshes.destroy()
     return results
@@ -187,18 +197,3 @@ def interleave_two_policies(rank: int, world_size: int) -> tuple[list[float], li
     for _, meshes in built:
         meshes.destroy()
     return alone, interleaved
-
-
-def run_in_bf16(rank: int, world_size: int, backend: str) -> dict[str, Any]:
-    config = build_config("tiny-qwen3", backend, dtype="bfloat16")
-    model, meshes = build_policy(config)
-    reference = build_reference(config, resolve_path(config), model)
-    batch = make_batch(model.facts.vocab_size)
-    rows = list(range(len(LENGTHS)))
-    found = run_policy(model, meshes, batch, rows)
-    wanted = torch.cat(run_reference(reference, batch))
-    tensors = [found, *model.parameters(), *(p.grad for p in model.parameters())]
-    return {
-        "dtypes": {str(tensor.dtype) for tensor in tensors},
-        "error": float((found - wanted).abs().max()),
-    }
