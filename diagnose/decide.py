@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from fsdpbench.bench.records import Evidence, Verdict
 from fsdpbench.diagnose.arithmetic import Value
 from fsdpbench.diagnose.collectives import judge_collectives
-from fsdpbench.diagnose.matching import ErrorSign, Findings, Hit, hits_of_role, keep_valid
+from fsdpbench.diagnose.matching import (
+    ErrorSign,
+    Findings,
+    Hit,
+    drop_survived,
+    hits_of_role,
+    keep_valid,
+)
 from fsdpbench.diagnose.rules.schema import Role
 from fsdpbench.diagnose.verdicts import MAX_TEXT, as_evidence, make_verdict
 
@@ -25,7 +32,8 @@ SURE = 0.8  # a warning less surely harmless makes a log healthy only beside tra
 def decide(findings: Findings, first_rank: int | None = None) -> Verdict:
     """Judge all that was found in one run's logs. `first_rank` is known to have failed first."""
     hits = keep_valid(findings.hits, findings)
-    causes = hits_of_role(hits, Role.CAUSE)
+    logged = hits_of_role(hits, Role.CAUSE)
+    causes = drop_survived(logged, findings)
     hinted = first_rank if first_rank is not None else _hinted_rank(hits)
     if causes:
         own = [hit for hit in causes if first_rank is not None and hit.line.rank == first_rank]
@@ -42,6 +50,8 @@ def decide(findings: Findings, first_rank: int | None = None) -> Verdict:
         best = max(symptoms, key=_weight)
         noticed = {hit.line.rank for hit in symptoms}
         return _verdict_of(best, hits, None if hinted in noticed else hinted)
+    if logged:
+        return _survived(logged)
     if findings.errors:
         return _unknown_noise(findings.errors)
     return _quiet(hits_of_role(hits, Role.BENIGN), findings)
@@ -182,12 +192,25 @@ def _unknown_noise(errors: Sequence[ErrorSign]) -> Verdict:
     )
 
 
+def _survived(logged: Sequence[Hit]) -> Verdict:
+    first = logged[0]
+    return make_verdict(
+        failure_class="healthy",
+        cause=f"the errors that were logged ({first.rule.id}) did not end the run: training goes on "
+        "for many lines after the last of them",
+        remedies=["look at them if they come back: each costs the step it strikes"],
+        evidence=_evidence_of(logged),
+        confidence=0.5,
+        rule="error-survived",
+    )
+
+
 def _quiet(benign: Sequence[Hit], findings: Findings) -> Verdict:
     lines = sum(log.num_lines for log in findings.logs.values())
     stepped = any(log.last_progress_line for log in findings.logs.values())
     sure = [hit for hit in benign if hit.rule.confidence >= SURE]
     if sure or (benign and stepped):
-        hit = (sure or benign)[0]
+        hit = max(sure or benign, key=lambda hit: (hit.rule.confidence, -hit.line.order))
         cause = fill_cause(hit.rule.cause, hit.values) or "the warnings in the log are harmless"
         return make_verdict(
             failure_class="healthy",

@@ -23,7 +23,7 @@ BLOCK_BYTES = 4 << 20
 MARGIN_BYTES = 64 << 10  # kept before a block, held back after it: the context of a line
 SEGMENT_BYTES = 8 << 10  # a longer line is looked at in pieces of this size
 LINES_BEFORE = 60
-LINES_AFTER = 24
+LINES_AFTER = 60
 TEMPLATE_BYTES = 300  # lines that agree in so many bytes, digits left out, are alike
 MAX_REPEATS = 512  # of lines alike; more say nothing new, and there may be so many ranks
 MAX_TEMPLATES = 50_000
@@ -86,7 +86,7 @@ class Candidate:
 
     @cached_property
     def after(self) -> list[str]:
-        """Up to 24 cleaned lines after this one; those of other ranks are left out."""
+        """Up to 60 cleaned lines after this one; those of other ranks are left out."""
         margin = self._buffer[self._end + 1 : self._end + 1 + MARGIN_BYTES // 4]
         return list(islice(self._own(margin.splitlines()[: LINES_AFTER * 4]), LINES_AFTER))
 

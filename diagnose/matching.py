@@ -20,7 +20,7 @@ from fsdpbench.diagnose.rules.schema import Pattern, Role, Rule
 MAX_REPEATS = 6  # of lines alike but for digits, per stream
 MAX_HITS = 4000  # the first ones matter
 MAX_ERRORS = 400
-NEAR_AFTER = 16
+QUIET_LINES = 100  # training that goes on for so many lines after an error has survived it
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration|Warning))"
@@ -64,6 +64,8 @@ class Findings:
     errors: list[ErrorSign] = field(default_factory=list)
     literals: set[str] = field(default_factory=set)
     logs: dict[str, LogSummary] = field(default_factory=dict)
+    last_trouble: dict[str, int] = field(default_factory=dict)
+    """File -> line of the last error in it, repeats included."""
 
 
 _PHASES = (  # the first one found in the frames wins
@@ -95,9 +97,9 @@ def compile_expression(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-def near_text(candidate: Candidate) -> str:
+def near_text(candidate: Candidate, ahead: int) -> str:
     """Return the text around a line in which a rule looks for company."""
-    return "\n".join([*candidate.before, candidate.line.text, *candidate.after[:NEAR_AFTER]])
+    return "\n".join([*candidate.before, candidate.line.text, *candidate.after[:ahead]])
 
 
 class Matcher:
@@ -110,7 +112,7 @@ class Matcher:
             for pattern in rule.match:
                 self._patterns[pattern.has].append((pattern, rule))
         self._facts = {text for rule in rules for text in (*rule.log_has, *rule.log_lacks)}
-        self._seen: dict[tuple[object, str], int] = defaultdict(int)
+        self._seen: dict[tuple[object, str], tuple[int, bool]] = {}
         literals = {*self._patterns, *self._facts, *_LITERALS}
         self.scanner = LogScanner(literals, background, self.show)
 
@@ -121,26 +123,31 @@ class Matcher:
         if not known and len(self.findings.errors) >= MAX_ERRORS:
             return
         line = candidate.line
-        if _SOURCE.match(line.text) or self._is_repeat(line):
+        if _SOURCE.match(line.text):
             return
-        claimed = False
+        key = (line.stream, _DIGITS.sub("#", line.text[:300]))
+        count, is_trouble = self._seen.get(key, (0, False))
+        if count < MAX_REPEATS:
+            is_trouble |= self._take(candidate, known)
+        if len(self._seen) > MAX_HITS * 4:
+            self._seen.clear()
+        self._seen[key] = count + 1, is_trouble
+        if is_trouble:
+            self.findings.last_trouble[line.file] = line.number
+
+    def _take(self, candidate: Candidate, known: Sequence[str]) -> bool:
+        """Keep what the rules say of a line, or that it is an unknown error; say if it is trouble."""
+        line, roles = candidate.line, set()
         for pattern, rule in (pair for text in known for pair in self._patterns[text]):
             values = _match(candidate, pattern, rule)
             if values is not None and len(self.findings.hits) < MAX_HITS:
-                claimed = True
+                roles.add(rule.role)
                 phase = rule.phase or guess_phase(candidate.before)
                 self.findings.hits.append(Hit(rule, line, values, candidate.find_stamp(), phase))
-        if not claimed and len(self.findings.errors) < MAX_ERRORS:
-            sign = _read_error(candidate)
-            if sign is not None:
-                self.findings.errors.append(sign)
-
-    def _is_repeat(self, line: Line) -> bool:
-        key = (line.stream, _DIGITS.sub("#", line.text[:300]))
-        if len(self._seen) > MAX_HITS * 4:
-            self._seen.clear()
-        self._seen[key] += 1
-        return self._seen[key] > MAX_REPEATS
+        sign = None if roles else _read_error(candidate)
+        if sign is not None and len(self.findings.errors) < MAX_ERRORS:
+            self.findings.errors.append(sign)
+        return sign is not None or bool(roles - {Role.BENIGN})
 
 
 def _match(candidate: Candidate, pattern: Pattern, rule: Rule) -> dict[str, Value] | None:
@@ -152,7 +159,7 @@ def _match(candidate: Candidate, pattern: Pattern, rule: Rule) -> dict[str, Valu
             return None
         values.update({name: value for name, value in match.groupdict().items() if value})
     if rule.near or rule.not_near:
-        around = near_text(candidate)
+        around = near_text(candidate, rule.ahead)
         if rule.near and not any(compile_expression(e).search(around) for e in rule.near):
             return None
         if any(compile_expression(e).search(around) for e in rule.not_near):
@@ -221,6 +228,20 @@ def _grows(rule: Rule, group: list[Hit]) -> bool:
 
 def _survived(hit: Hit, findings: Findings) -> bool:
     return findings.logs[hit.line.file].last_progress_line > hit.line.number
+
+
+def drop_survived(causes: Iterable[Hit], findings: Findings) -> list[Hit]:
+    """Drop errors after which training went on for long and in quiet: they were handled.
+
+    A run that is slow, or whose numbers are broken, goes on all the same: such causes stay.
+    """
+    return [
+        hit
+        for hit in causes
+        if hit.rule.failure_class in ("performance", "numeric")
+        or findings.logs[hit.line.file].last_progress_line
+        < findings.last_trouble.get(hit.line.file, 0) + QUIET_LINES
+    ]
 
 
 def hits_of_role(hits: Iterable[Hit], role: Role) -> list[Hit]:

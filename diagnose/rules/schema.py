@@ -60,7 +60,9 @@ class Rule(BaseModel):
     match: tuple[Pattern, ...] = Field(min_length=1)
     """Any of these."""
     near: tuple[str, ...] = ()
-    """Expressions, any of which must be found within the 60 lines before or the 16 after."""
+    """Expressions, any of which must be found within the 60 lines before or `ahead` after."""
+    ahead: int = Field(default=16, ge=0, le=60)
+    """How many following lines count as near."""
     not_near: tuple[str, ...] = ()
     """Expressions, none of which may be found there."""
     log_has: tuple[str, ...] = ()
