@@ -89,7 +89,7 @@ def plan_config_defaults(model: str, device: DeviceName) -> dict[str, Any]:
         "path": model,
         "init_from_scratch": not trained,
         "dtype": "float32" if device == "cpu" else "bfloat16",
-        "optimizer": {"type": "adam", "lr": 5e-5 if trained else 1e-3},
+        "optimizer": {"type": "adam", "lr": 1e-4 if trained else 1e-3},
     }
 
 

@@ -25,8 +25,8 @@ def test_degrees_come_from_the_argument_then_the_backend_then_the_world():
     config = TrainEngineConfig(path="tiny-llama", backend="fsdp:d2")
     strategy = ParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
     assert settle_strategy(config, strategy, 2).backend == "fsdp:d1c1t2"
-    assert settle_strategy(config, None, 2).backend == "fsdp:d2"
-    assert settle_strategy(TrainEngineConfig(path="tiny-llama"), None, 3).backend == "fsdp:d3"
+    assert settle_strategy(config, None, 2).backend == "fsdp:d2c1t1"
+    assert settle_strategy(TrainEngineConfig(path="tiny-llama"), None, 3).backend == "fsdp:d3c1t1"
 
 
 def test_all_violations_come_at_once():
