@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from fsdpbench.engine.models.facts import ModelFacts
 from fsdpbench.engine.ops.logprobs import fused_logprobs
-from fsdpbench.engine.parallel.attention import CPU_FLASH, AttentionContext, AttentionKernel
+from fsdpbench.engine.parallel.attention import CPU_FLASH, AttentionContext
+from fsdpbench.engine.parallel.attention_kernels import AttentionKernel
 from fsdpbench.engine.parallel.sequence import gather_sequence
 
 BACKBONE = "backbone"
@@ -72,7 +73,7 @@ class PolicyModel(nn.Module):
             use_cache=False,
             attention_context=context,
         ).last_hidden_state[0]
-        weight = self.backbone.get_submodule(self.facts.family.head).weight
+        weight: torch.Tensor = self.backbone.get_parameter(f"{self.facts.family.head}.weight")
         tp_group, vocab_start = None, 0
         if isinstance(weight, DTensor):  # vocabulary rows over tp, hidden states over the sequence
             tp_group = weight.device_mesh.get_group()

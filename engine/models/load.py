@@ -7,7 +7,6 @@ nothing is downloaded.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
@@ -22,13 +21,10 @@ from fsdpbench.engine.models.meta import build_meta_backbone
 from fsdpbench.engine.models.preset_files import prepare_preset
 from fsdpbench.engine.models.presets import PRESETS
 
-if TYPE_CHECKING:
-    from fsdpbench.engine.parallel.mesh import DeviceMeshes
-
 DROPOUT_FIELDS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
-def resolve_path(config: TrainEngineConfig, meshes: DeviceMeshes | None = None) -> Path:
+def resolve_path(config: TrainEngineConfig) -> Path:
     """Return the folder that `config.path` means, made first where it is a preset.
 
     Every rank may call it: per machine one process writes and the others wait. No communication.
@@ -47,7 +43,10 @@ def resolve_path(config: TrainEngineConfig, meshes: DeviceMeshes | None = None) 
 
 def load_hf_config(source: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
     """Read the model's configuration as transformers understands it."""
-    return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    hf_config: PreTrainedConfig = AutoConfig.from_pretrained(
+        source, trust_remote_code=trust_remote_code
+    )
+    return hf_config
 
 
 def load_tokenizer(

@@ -25,7 +25,7 @@ def build_meta_backbone(
     The model calls our packed attention, hence works with an `AttentionContext` only.
     """
     with EmptyOnMeta():
-        model = AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             hf_config,
             dtype=dtype,
             attn_implementation=register_packed_attention(),

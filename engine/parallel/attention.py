@@ -165,7 +165,8 @@ def _prefers_flash_4(device_type: str) -> bool:
     """Flash-attn 4 is the fastest on Hopper and later, where it is installed."""
     if device_type != "cuda" or not _has_flash_4():
         return False
-    return torch.get_device_module(device_type).get_device_capability()[0] >= 9
+    capability: tuple[int, int] = torch.get_device_module(device_type).get_device_capability()
+    return capability >= (9, 0)
 
 
 def _has_flash_4() -> bool:

@@ -57,9 +57,10 @@ def cpu_flash(
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         mask = _additive_window_mask(q, layout)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, mask is None, attn_mask=mask, scale=layout.scaling
         )[0]
+        return output
 
     return _attend_by_sequence(attend, query, key, value, layout)
 
@@ -113,7 +114,7 @@ def load_varlen_attn() -> AttentionKernel:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: PackedLayout
     ) -> torch.Tensor:
         bounds, longest = layout.cu_seqlens, layout.max_seqlen
-        return varlen_attn(
+        output: Any = varlen_attn(  # a tensor: more comes only if asked for
             query,
             key,
             value,
@@ -125,6 +126,8 @@ def load_varlen_attn() -> AttentionKernel:
             window_size=layout.window,
             **extra,
         )
+        attended: torch.Tensor = output
+        return attended
 
     return AttentionKernel("varlen_attn", run)
 
@@ -149,7 +152,8 @@ def wrap_flash_package(name: str, function: Callable[..., Any]) -> AttentionKern
             causal=True,
             window_size=(unbounded if left < 0 else left, unbounded if left < 0 else right),
         )
-        return output[0] if isinstance(output, tuple) else output
+        attended: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return attended
 
     return AttentionKernel(name, run)
 
@@ -163,10 +167,9 @@ def _attend_by_sequence(
 ) -> torch.Tensor:
     """Cut the row into its sequences and run `attend` on [1, H, L, D] of each."""
     lengths = list(layout.sequence_lengths)
-    pieces = zip(
-        *(x.transpose(0, 1)[None].split(lengths, dim=2) for x in (query, key, value)), strict=True
-    )
-    outputs = [attend(q, k, v) for q, k, v in pieces]
+    rows = [x.transpose(0, 1)[None] for x in (query, key, value)]
+    queries, keys, values = (torch.split(row, lengths, dim=2) for row in rows)
+    outputs = [attend(q, k, v) for q, k, v in zip(queries, keys, values, strict=True)]
     return torch.cat(outputs, dim=2)[0].transpose(0, 1)
 
 

@@ -18,3 +18,5 @@ def apply_activation_checkpointing(backbone: PreTrainedModel, *, preserve_rng: b
     enable = getattr(backbone, "activation_checkpointing_enable", None)
     enable = enable or backbone.gradient_checkpointing_enable
     enable({"use_reentrant": False, "preserve_rng_state": preserve_rng})
+    # only reentrant checkpointing needs inputs with gradients, and the hook outlives training mode
+    backbone.disable_input_require_grads()

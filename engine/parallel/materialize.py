@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -127,7 +127,7 @@ class BroadcastWeights:
             ]
             problem = f"missing or of another shape: {list_names(wrong)}" if wrong else None
             self.dtypes = {name: tensor.dtype for name, tensor in self.tensors.items()}
-        verdict = [problem, self.dtypes]
+        verdict: list[Any] = [problem, self.dtypes]
         dist.broadcast_object_list(verdict, group=self.meshes.cpu_group, group_src=0)
         problem, self.dtypes = verdict
         if problem:

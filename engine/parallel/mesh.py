@@ -194,7 +194,9 @@ class GroupFactory:
     def device_group(self, name: str, rows: torch.Tensor) -> dist.ProcessGroup:
         """Return this rank's group among `rows` [groups, ranks]. Collective over: the world."""
         if rows.shape[0] == 1:
-            return dist.group.WORLD
+            world = dist.group.WORLD
+            assert world is not None  # the caller has a default group
+            return world
         return self._make(name, rows, None)
 
     def host_group(self, name: str, rows: torch.Tensor, backend: str) -> dist.ProcessGroup:

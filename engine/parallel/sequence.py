@@ -22,7 +22,10 @@ def gather_sequence(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torc
     For a consumer that computes something *different* on each rank (a shard of the vocabulary), so
     that every rank holds a partial gradient of the whole. Collective over: `group`.
     """
-    return x if group.size() == 1 else _GatherSumBackward.apply(x, group, dim)
+    if group.size() == 1:
+        return x
+    gathered: torch.Tensor = _GatherSumBackward.apply(x, group, dim)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 def gather_sequence_replicated(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -31,7 +34,10 @@ def gather_sequence_replicated(x: torch.Tensor, group: dist.ProcessGroup, dim: i
     For a consumer that computes the *same* thing on each rank (a loss over the whole row), so that
     every rank holds the full gradient already. Collective over: `group`, in the forward pass only.
     """
-    return x if group.size() == 1 else _GatherSliceBackward.apply(x, group, dim)
+    if group.size() == 1:
+        return x
+    gathered: torch.Tensor = _GatherSliceBackward.apply(x, group, dim)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 def exchange_all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -39,7 +45,10 @@ def exchange_all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
 
     The backward is the same exchange. Collective over: `group`.
     """
-    return x if group.size() == 1 else _AllToAll.apply(x, group)
+    if group.size() == 1:
+        return x
+    received: torch.Tensor = _AllToAll.apply(x, group)  # type: ignore[no-untyped-call]
+    return received
 
 
 class _GatherSumBackward(torch.autograd.Function):

@@ -26,7 +26,10 @@ class ReplicateParallel(ParallelStyle):
         self.layout = layout or Shard(1)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, self._replicate, self._enter, self._leave)
+        module = distribute_module(module, device_mesh, self._replicate)
+        module.register_forward_pre_hook(lambda _, inputs: self._enter(inputs[0], device_mesh))
+        module.register_forward_hook(lambda _, inputs, output: output.to_local())
+        return module
 
     @staticmethod
     def _replicate(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
@@ -34,14 +37,8 @@ class ReplicateParallel(ParallelStyle):
             whole = DTensor.from_local(parameter, mesh, [Replicate()], run_check=False)
             module.register_parameter(name, nn.Parameter(whole, parameter.requires_grad))
 
-    def _enter(
-        self, _module: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: DeviceMesh
-    ) -> DTensor:
-        return DTensor.from_local(inputs[0], mesh, [self.layout], run_check=False)
-
-    @staticmethod
-    def _leave(_module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> torch.Tensor:
-        return output.to_local()
+    def _enter(self, x: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+        return DTensor.from_local(x, mesh, [self.layout], run_check=False)
 
 
 class GatherSequenceInput(ParallelStyle):

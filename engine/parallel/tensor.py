@@ -6,7 +6,7 @@ data in `tensor_plans`; here styles become torch's, and tied weights stay one pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -59,7 +59,7 @@ apply_non_moe_tp = apply_tensor_parallel
 
 def build_styles(plan: Mapping[str, TensorStyle]) -> dict[str, ParallelStyle]:
     """Translate a plan to torch's styles."""
-    builders = {
+    builders: dict[TensorStyle, Callable[[], ParallelStyle]] = {
         TensorStyle.VOCABULARY_IN: lambda: RowwiseParallel(
             input_layouts=Replicate(), output_layouts=Shard(1)
         ),

@@ -50,20 +50,18 @@ def scatter_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Trade tokens for heads: [S, H, D] of all heads to [T, H / cp, D]. Collective over: cp."""
     ranks = group.size()
-    parts = [
-        _replicate_heads(x, ranks).unflatten(1, (ranks, -1))
-        for x in (query_SHD, key_SHD, value_SHD)
-    ]
+    whole = (_replicate_heads(x, ranks) for x in (query_SHD, key_SHD, value_SHD))
+    parts = [torch.unflatten(x, 1, (ranks, -1)) for x in whole]
     heads = [part.shape[2] for part in parts]
     packed_NSHD = torch.cat(parts, dim=2).transpose(0, 1)
     packed_THD = exchange_all_to_all(packed_NSHD, group).flatten(0, 1)
-    query, key, value = packed_THD.split(heads, dim=1)
+    query, key, value = torch.split(packed_THD, heads, dim=1)
     return query, key, value
 
 
 def gather_heads(output_THD: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Trade heads for tokens: [T, H / cp, D] to [S, H, D]. Collective over: cp."""
-    parts_NSHD = output_THD.unflatten(0, (group.size(), -1))
+    parts_NSHD = torch.unflatten(output_THD, 0, (group.size(), -1))
     return exchange_all_to_all(parts_NSHD, group).transpose(0, 1).flatten(1, 2)
 
 

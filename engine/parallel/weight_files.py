@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -51,16 +52,17 @@ class SafetensorsWeights:
         """Read the region of a tensor into host memory, in the file's dtype."""
         if 0 in shape_of(region):
             return torch.empty(shape_of(region))
-        return self._slice_of(name)[region]
+        values: torch.Tensor = self._slice_of(name)[region]
+        return values
 
-    def _slice_of(self, name: str):  # noqa: ANN202  safetensors' slice class is not public
+    def _slice_of(self, name: str) -> Any:  # safetensors' slice class is not public
         file = self.file_of[name]
         if file not in self._open:
             try:
                 self._open[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} cannot be read: {error}") from error
-        return self._open[file].get_slice(name)
+        return self._open[file].get_slice(name)  # type: ignore[no-untyped-call]
 
 
 def find_tensors(folder: Path) -> dict[str, Path]:
