@@ -4,6 +4,9 @@ Same arithmetic as `anyprecision`'s chunks, which remain the rule where there is
 this module only on a machine that has it: the one import of triton in the package is here.
 """
 
+# Triton evaluates the annotations of a kernel and knows only its own:
+# ruff: noqa: ANN001, ANN202
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
 from typing import Any
@@ -15,32 +18,32 @@ import triton.language as tl
 BLOCK_ELEMENTS = 2048
 
 
-@triton.jit(do_not_specialize=["index"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["index"])
 def _update_kernel(
-    param_ptr: Any,
-    grad_ptr: Any,
-    exp_avg_ptr: Any,
-    exp_avg_sq_ptr: Any,
-    compensation_ptr: Any,
-    sizes_ptr: Any,
-    floors_ptr: Any,
-    grad_scale_ptr: Any,
-    found_inf_ptr: Any,
-    index: Any,  # of the shard among sizes and floors
-    numel: Any,
-    decay: Any,
-    weight1: Any,
-    beta2: Any,
-    weight2: Any,
+    param_ptr,
+    grad_ptr,
+    exp_avg_ptr,
+    exp_avg_sq_ptr,
+    compensation_ptr,
+    sizes_ptr,
+    floors_ptr,
+    grad_scale_ptr,
+    found_inf_ptr,
+    index,  # of the shard among sizes and floors
+    numel,
+    decay,
+    weight1,
+    beta2,
+    weight2,
     HAS_SCALE: tl.constexpr,
     HAS_VERDICT: tl.constexpr,
     KAHAN: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if HAS_VERDICT:  # a skipped step loads and stores nothing
+        numel = tl.where(tl.load(found_inf_ptr) == 0.0, numel, 0)
     mask = at < numel
-    if HAS_VERDICT:
-        mask = mask & (tl.load(found_inf_ptr) == 0.0)  # a skipped step stores nothing
     param = tl.load(param_ptr + at, mask=mask, other=0.0)
     grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if HAS_SCALE:

@@ -78,6 +78,7 @@ def test_skips_count_no_step():
     torch.testing.assert_close(param, clean[0])
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["adam", "adam_bf16", "sgd"])
 def test_a_gpu_step_waits_for_nothing_and_copies_nothing(kind):

@@ -206,6 +206,7 @@ def test_spans_are_context_managers():
     assert isinstance(Tracer(0, CPU).span("a"), AbstractContextManager)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.gpu
 def test_gpu_spans_measure_the_device_and_do_not_wait():
     device = Device("cuda", 0)
