@@ -98,7 +98,9 @@ def _show_report(report: CheckReport) -> None:
     world = "" if report.world_size is None else f", {report.world_size} ranks"
     console.print(f"{report.config} ({report.kind}{world})", markup=False, soft_wrap=True)
     if report.findings:
-        table = Table("", "where", "found", "allowed", "remedy", show_lines=True)
+        table = Table(show_lines=True)
+        for heading in ("", "where", "found", "allowed", "remedy"):
+            table.add_column(heading, overflow="fold")
         for finding in report.findings:
             cells = (
                 finding.severity,

@@ -196,8 +196,8 @@ def _survived(logged: Sequence[Hit]) -> Verdict:
     first = logged[0]
     return make_verdict(
         failure_class="healthy",
-        cause=f"the errors that were logged ({first.rule.id}) did not end the run: training goes on "
-        "for many lines after the last of them",
+        cause=f"the errors that were logged ({first.rule.id}) did not end the run: training goes "
+        "on for many lines after the last of them",
         remedies=["look at them if they come back: each costs the step it strikes"],
         evidence=_evidence_of(logged),
         confidence=0.5,

@@ -14,14 +14,14 @@ from fsdpbench.diagnose.verdicts import as_evidence, make_verdict
 SILENT_SECONDS = 5.0  # a beat this much older than the others' shows who stopped first
 
 
-def judge_hang(folder: TrialFolder, silent: bool) -> Verdict | None:
-    """Say which rank stopped and where; None without heartbeats.
+def judge_hang(folder: TrialFolder, silent: bool) -> Verdict:
+    """Say which rank stopped and where.
 
     `silent`: no rank beat any more; otherwise the trial ran into its time limit.
     """
     beats = folder.read_heartbeats()
     if not beats:
-        return None
+        return _never_started()
     if not silent:
         return _slow(beats, folder)
     stacks = {rank: stack for rank, stack in _read_stacks(folder).items() if stack}
@@ -46,6 +46,18 @@ def judge_hang(folder: TrialFolder, silent: bool) -> Verdict | None:
         evidence=evidence,
         confidence=0.85 if frames else 0.75,
         rule="rank-hung",
+    )
+
+
+def _never_started() -> Verdict:
+    return make_verdict(
+        failure_class="unknown",
+        cause="no rank reported anything before the trial was stopped: start-up (imports, process "
+        "group) hangs or takes longer than the limit",
+        remedies=[
+            "raise --hang-timeout: a busy machine or a cold file system imports slowly",
+            "run the trial's command by hand and look where it stays: py-spy dump --pid PID",
+        ],
     )
 
 

@@ -136,7 +136,7 @@ class Matcher:
             self.findings.last_trouble[line.file] = line.number
 
     def _take(self, candidate: Candidate, known: Sequence[str]) -> bool:
-        """Keep what the rules say of a line, or that it is an unknown error; say if it is trouble."""
+        """Keep what the rules say of a line, or an unknown error in it; say if it is trouble."""
         line, roles = candidate.line, set()
         for pattern, rule in (pair for text in known for pair in self._patterns[text]):
             values = _match(candidate, pattern, rule)

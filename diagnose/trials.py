@@ -69,10 +69,10 @@ def explain_trial(path: Path, record: Record | None = None) -> Verdict:
         return make_verdict(failure_class="healthy", cause="the trial ended well", confidence=0.9)
     told = verdict.confidence >= 0.7 and verdict.failure_class not in ("healthy", "unknown")
     if status in (TrialStatus.HANG, TrialStatus.TIMEOUT) and not told:
-        verdict = judge_hang(folder, status is TrialStatus.HANG) or verdict
+        verdict = judge_hang(folder, status is TrialStatus.HANG)
     if record is not None and status is TrialStatus.HOST_OOM:
         verdict = _say_host_memory(verdict, record)
-    return _add_phase(verdict, folder, errors)
+    return _point_into_files(_add_phase(verdict, folder, errors), errors)
 
 
 def explain_run(path: Path) -> tuple[Verdict, list[TrialVerdict]]:
@@ -151,6 +151,25 @@ def _add_phase(verdict: Verdict, folder: TrialFolder, errors: Sequence[RankError
     rank = verdict.root_rank if verdict.root_rank is not None else min(phases, default=None)
     phase = None if rank is None else phases.get(rank)
     return verdict if phase is None else verdict.model_copy(update={"phase": phase})
+
+
+def _point_into_files(verdict: Verdict, errors: Sequence[RankError]) -> Verdict:
+    """Give evidence from an error file the line of its traceback there; logs come first."""
+    files = {error.file for error in errors}
+    pointed = [
+        item.model_copy(update={"line": _traceback_line(item.file)}) if item.file in files else item
+        for item in verdict.evidence
+    ]
+    unique = {(item.file, item.line): item for item in reversed(pointed)}
+    ordered = [item for item in pointed if unique[item.file, item.line] is item]
+    ordered.sort(key=lambda item: item.file in files)
+    return verdict.model_copy(update={"evidence": ordered})
+
+
+def _traceback_line(file: str) -> int:
+    lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    found = (number for number, line in enumerate(lines, start=1) if '"traceback"' in line)
+    return next(found, 1)
 
 
 def _say_host_memory(verdict: Verdict, record: Record) -> Verdict:

@@ -6,7 +6,9 @@ violations come out at once. Memory is bounded from below only: a check never sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fsdpbench.bench.sweep import SweepPlan, plan_sweep
 from fsdpbench.diagnose.checks.machine import Machine
 from fsdpbench.diagnose.findings import CheckReport, Finding, Severity
 from fsdpbench.engine.config.availability import find_ignored, find_unavailable
-from fsdpbench.engine.config.load import load_config, load_yaml
+from fsdpbench.engine.config.load import build_config, load_config, load_yaml
 from fsdpbench.engine.config.run import RunConfig
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
@@ -44,9 +46,36 @@ def check_config(path: Path, world_size: int | None, machine: Machine) -> CheckR
     try:
         config = load_config(path)
     except ConfigError as error:
-        findings = tuple(Finding.of(violation) for violation in error.violations)
-        return CheckReport(str(path), kind, world_size, findings)
+        findings = [Finding.of(violation) for violation in error.violations]
+        rest = _without(data, error.violations)
+        report = CheckReport(str(path), kind, world_size, tuple(findings))
+        if rest is None:
+            return report
+        more = _check_engines(path, kind, rest, world_size, machine)
+        return replace(more, findings=(*report.findings, *more.findings))
     return _check_engines(path, kind, config, world_size, machine)
+
+
+def _without(
+    data: Mapping[str, Any], violations: Sequence[Violation]
+) -> TrainEngineConfig | RunConfig | None:
+    """Build what is left when the fields that broke a rule are taken out; None if that fails too.
+
+    So the rules on the world, the model and the machine speak at once with those of the fields.
+    """
+    rest = copy.deepcopy(dict(data))
+    for violation in violations:
+        *sections, name = violation.where.split(".")
+        section: Any = rest
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or name not in section:
+            return None
+        del section[name]
+    try:
+        return build_config(rest)
+    except ConfigError:
+        return None
 
 
 def _check_engines(
