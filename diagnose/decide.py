@@ -131,6 +131,8 @@ def _root_rank(hit: Hit, same_rule: Sequence[Hit], hinted: int | None) -> int | 
         return int(hit.values["rank"])
     if hit.rule.role is Role.SYMPTOM:
         return hinted  # the rank that wrote this line only noticed
+    if not hit.rule.blames_writer:
+        return None
     if hit.line.rank is None:
         return hinted
     agrees = any(other.line.rank == hinted for other in same_rule)

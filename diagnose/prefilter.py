@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _USUAL = b"dcumfpgwybvk_.:,-/=()[]0123456789"
 _IN_BACKGROUND = 100  # worse than any gram of common letters
 
 
+@cache
 def rarest_gram(literal: bytes, background: bytes = b"") -> bytes:
     """Return the four bytes of the literal that text like `background` is least likely to hold."""
     if len(literal) < GRAM_BYTES:

@@ -26,6 +26,14 @@ class Role(StrEnum):
     BENIGN = "benign"  # harmless, however it looks
 
 
+def check_expression(text: str) -> None:
+    """Raise ValueError for what is no regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+
+
 class Pattern(BaseModel):
     """One wording: a literal that the line must contain, and an expression over it."""
 
@@ -41,7 +49,7 @@ class Pattern(BaseModel):
     @model_validator(mode="after")
     def _compile(self) -> Pattern:
         if self.regex is not None:
-            re.compile(self.regex)
+            check_expression(self.regex)
         return self
 
 
@@ -79,6 +87,8 @@ class Rule(BaseModel):
     """A captured number that must rise from the first to the last matching line."""
     cleared_by_progress: bool = False
     """A training step logged after the line shows that the run survived it."""
+    blames_writer: bool = True
+    """The rank that wrote the line is the one that failed; false where it only says what it saw."""
     cause: tuple[str, ...] = ()
     """Sentences with {captures}; the first one whose captures are all known is used."""
     remedies: tuple[str, ...] = ()
@@ -89,7 +99,7 @@ class Rule(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Rule:
         for expression in (*self.near, *self.not_near):
-            re.compile(expression)
+            check_expression(expression)
         verdict = self.role in (Role.CAUSE, Role.SYMPTOM)
         if verdict and not (self.cause and self.remedies):
             raise ValueError(f"rule {self.id}: a {self.role} needs a cause and remedies")
