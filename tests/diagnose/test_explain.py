@@ -16,6 +16,7 @@ NAMES = sorted(EXPECTED)
 
 # what also matches in a sample and rightly loses against the more specific cause
 ALSO_MATCHES = {
+    ("deepspeed-killed", "rank-killed"),
     ("host-oom-deepspeed", "rank-killed"),
     ("host-oom-dmesg", "rank-killed"),
     ("host-oom-in-load", "rank-killed"),
