@@ -19,7 +19,7 @@ from fsdpbench.engine.batching.microbatch import (
     reorder_and_pad_outputs,
 )
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
-from fsdpbench.engine.config.parallel import FSDPParallelStrategy, ParallelStrategy
+from fsdpbench.engine.config.parallel import ParallelStrategy
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
 from fsdpbench.engine.device import Device, DeviceMemory
@@ -67,7 +67,9 @@ class FSDPEngine:
         device, self._owns_process_group = join_process_group()
         self.config = settle_strategy(self.config, parallel_strategy, dist.get_world_size())
         self._device = device
-        self._meshes = build_meshes(self.config.parallel_strategy, device.type)
+        strategy = self.config.parallel_strategy
+        assert strategy is not None  # settled just now
+        self._meshes = build_meshes(strategy, device.type)
         self.tracer = build_tracer(self._trace_config, dist.get_rank(), device)
 
     def initialize(self, addr: str | None = None, ft_spec: FinetuneSpec | None = None) -> None:
@@ -337,7 +339,7 @@ class FSDPEngine:
         return self._meshes
 
     @property
-    def parallel_strategy(self) -> FSDPParallelStrategy:
+    def parallel_strategy(self) -> ParallelStrategy:
         """The degrees in force."""
         return self.meshes.strategy
 

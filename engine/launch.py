@@ -40,7 +40,11 @@ def join_process_group(device_type: str | None = None) -> tuple[Device, bool]:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
         dist.init_process_group(
-            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT
+            backend,
+            store=dist.HashStore(),  # type: ignore[attr-defined]  # public, missing in __all__
+            rank=0,
+            world_size=1,
+            timeout=TIMEOUT,
         )
     return device, True
 

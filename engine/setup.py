@@ -19,6 +19,7 @@ from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, resolve_path
 from fsdpbench.engine.optim.build import build_optimizer
 from fsdpbench.engine.optim.schedule import build_scheduler
+from fsdpbench.engine.optim.sharded import ShardedOptimizer
 from fsdpbench.engine.parallel.materialize import materialize_model
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.parallelize import parallelize_model
@@ -30,7 +31,6 @@ from fsdpbench.log import get_logger
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from fsdpbench.engine.config.parallel import ParallelStrategy
@@ -48,7 +48,7 @@ class EngineParts:
     device: Device
     meshes: DeviceMeshes
     model: PolicyModel
-    optimizer: Optimizer | None  # None: inference only
+    optimizer: ShardedOptimizer | None  # None: inference only
     scheduler: LRScheduler | None
     tracer: Tracer
     source: Path  # folder that the configuration and the tokenizer came from

@@ -15,6 +15,7 @@ backward keeps only the rank's own slice, so their shares add up to one loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,15 +43,18 @@ def plan_microbatches_over_ranks(parts: EngineParts, batch: Batch) -> MicroBatch
     Collective over: dp (CPU). A rank with fewer sequences fills up with masked dummies.
     """
     meshes, config = parts.meshes, parts.config
-    options = {
-        "pad_multiple": meshes.strategy.tp_size * meshes.strategy.cp_size,
-        "pad_to_maximum": config.pad_to_maximum,
-    }
-    own = split_into_microbatches(batch, config.mb_spec, **options)
+    split = partial(
+        split_into_microbatches,
+        batch,
+        config.mb_spec,
+        pad_multiple=meshes.strategy.tp_size * meshes.strategy.cp_size,
+        pad_to_maximum=config.pad_to_maximum,
+    )
+    own = split()
     count = reduce_num_microbatches(len(own), meshes.dp_cpu_group)
     if count == len(own):
         return own
-    return split_into_microbatches(batch, config.mb_spec, num_microbatches=count, **options)
+    return split(num_microbatches=count)
 
 
 def run_forward(
@@ -113,7 +117,7 @@ def run_microbatches(
             result = loss_fn(inputs)
         if not forward_only:
             with parts.tracer.span("backward", "compute"):
-                (result.loss * scale).backward()
+                torch.autograd.backward(result.loss * scale)
         stats = {name: value.detach() for name, value in result.stats.items()}
         outputs.append(LossOutputs(result.loss.detach(), stats))
     return outputs
@@ -143,6 +147,8 @@ def apply_optimizer_step(parts: EngineParts) -> torch.Tensor:
     A non-finite norm leaves parameters and states as they were. Collective over: the world.
     """
     optimizer, settings = parts.optimizer, parts.config.optimizer
+    assert optimizer is not None  # the callers refuse engines built for inference
+    assert settings is not None
     with parts.tracer.span("clip", "compute"):
         norm = gradient_norm(parts.model.parameters())
         verdict = plan_clipping(norm, settings.gradient_clipping)
