@@ -19,4 +19,4 @@ def apply_activation_checkpointing(backbone: PreTrainedModel, *, preserve_rng: b
     enable = enable or backbone.gradient_checkpointing_enable
     enable({"use_reentrant": False, "preserve_rng_state": preserve_rng})
     # only reentrant checkpointing needs inputs with gradients, and the hook outlives training mode
-    backbone.disable_input_require_grads()
+    backbone.disable_input_require_grads()  # type: ignore[no-untyped-call]

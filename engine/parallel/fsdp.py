@@ -28,6 +28,7 @@ def apply_fsdp2(
     fsdp_mesh: DeviceMesh,
     config: FSDPEngineConfig,
     *,
+    device: torch.device,
     layer_class: str,
     compute_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
@@ -40,8 +41,16 @@ def apply_fsdp2(
     offload = build_offload_policy(config.offload_params, fsdp_mesh.device_type)
     policy = config.wrap_policy
     names = (policy.transformer_layer_cls_to_wrap if policy else None) or (layer_class,)
+    move_buffers(model, device)
     for module in (*find_modules_to_wrap(model, names), model):
         fully_shard(module, mesh=fsdp_mesh, mp_policy=mixed_precision, offload_policy=offload)
+
+
+def move_buffers(model: nn.Module, device: torch.device | str) -> None:
+    """Put buffers on the device. FSDP2 would swap their storage, which not every device allows."""
+    for name, values in list(model.named_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, values.to(device))
 
 
 def build_offload_policy(offload_params: bool, device_type: str) -> OffloadPolicy:

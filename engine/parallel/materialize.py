@@ -51,11 +51,7 @@ def materialize_model(
 
     Every rank reads for itself, without communication. Shards lie on the CPU under offload_params.
     """
-    allocate_shards(
-        model,
-        parameters_on="cpu" if config.fsdp.offload_params else device.torch_device,
-        buffers_on=device.torch_device,
-    )
+    allocate_shards(model, "cpu" if config.fsdp.offload_params else device.torch_device)
     weights: WeightSource
     if config.init_from_scratch:
         weights = SeededWeights(
@@ -66,17 +62,15 @@ def materialize_model(
     fill_parameters(model, weights)
 
 
-def allocate_shards(
-    model: nn.Module, parameters_on: torch.device | str, buffers_on: torch.device | str
-) -> None:
-    """Give meta parameters storage without values; buffers keep theirs and move, ties stay."""
+def allocate_shards(model: nn.Module, device: torch.device | str) -> None:
+    """Give meta parameters storage without values on `device`; buffers and ties stay."""
     buffers = dict(model.named_buffers())
     shared = find_tied_parameters(model)
-    model.to_empty(device=parameters_on)
+    model.to_empty(device=device)
     tie_parameters(model, shared)
     for name, values in buffers.items():
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, values.to(buffers_on))
+        setattr(model.get_submodule(owner), leaf, values)
 
 
 def fill_parameters(model: PolicyModel, weights: WeightSource) -> None:

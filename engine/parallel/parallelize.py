@@ -45,6 +45,7 @@ def parallelize_model(
         model,
         meshes.fsdp,
         config.fsdp,
+        device=device.torch_device,
         layer_class=family.decoder_layer_cls,
         compute_dtype=compute_dtype,
         reduce_dtype=getattr(torch, config.grad_reduce_dtype),

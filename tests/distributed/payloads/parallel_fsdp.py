@@ -29,6 +29,7 @@ def list_units(rank: int, world_size: int, classes: list[str] | None) -> dict[st
         model,
         init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",)),
         FSDPEngineConfig(wrap_policy=policy),
+        device=torch.device("cpu"),
         layer_class="Layer",
         compute_dtype=torch.bfloat16,
         reduce_dtype=torch.float32,

@@ -27,7 +27,7 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setenv("FSDPBENCH_CACHE", str(tmp_path))
     source = prepare_preset("tiny-qwen3", with_weights=False)
     model = build_meta_model(TrainEngineConfig(path="tiny-qwen3", logprobs_chunk_size=4), source)
-    allocate_shards(model, "cpu", "cpu")
+    allocate_shards(model, "cpu")
     fill_parameters(model, SeededWeights(1, 0.2, torch.device("cpu"), model.initial_values))
     return model
 

@@ -57,7 +57,7 @@ def test_allocation_keeps_buffers_and_ties():
         model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "ab"})
     model["b"].weight = model["a"].weight
     model["a"].register_buffer("frequencies", torch.tensor([1.0, 2.0]), persistent=False)
-    allocate_shards(model, "cpu", "cpu")
+    allocate_shards(model, "cpu")
     assert model["b"].weight is model["a"].weight
     assert not model["a"].weight.is_meta
     assert model["a"].frequencies.tolist() == [1.0, 2.0]
