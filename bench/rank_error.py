@@ -23,6 +23,7 @@ import torch
 from fsdpbench.bench.folders import TrialFolder, write_atomically
 from fsdpbench.bench.measurement import Measurement, build_outcome
 from fsdpbench.bench.records import WorkerOutcome, encode
+from fsdpbench.errors import PeerError
 
 Exhausted = Literal["device", "host"]
 
@@ -76,6 +77,8 @@ def name_exhausted_memory(error: BaseException) -> Exhausted | None:
 
 def names_lost_peer(error: BaseException) -> bool:
     """Say whether the error tells of a peer's end only, and not of a fault of this rank."""
+    if isinstance(error, PeerError):
+        return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER_TEXTS)
 
 

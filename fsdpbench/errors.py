@@ -59,6 +59,10 @@ class WorkerError(FsdpbenchError):
     """A worker process failed, hung or could not be started."""
 
 
+class PeerError(WorkerError):
+    """This rank is well and stops because another one failed, whose error is the cause."""
+
+
 def list_names(names: Iterable[str], limit: int = 5) -> str:
     """Join names for a message: at most `limit`, then how many more there are."""
     ordered = list(names)

@@ -18,6 +18,7 @@ from fsdpbench.bench.rank_error import (
 from fsdpbench.bench.records import TrialSpec, WorkerOutcome
 from fsdpbench.engine import setup, step
 from fsdpbench.engine.optim import clip
+from fsdpbench.errors import PeerError
 
 
 @pytest.fixture
@@ -62,6 +63,7 @@ def test_a_real_allocation_failure_is_recognised():
 def test_lost_peers():
     closed = "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:12946."
     assert names_lost_peer(RuntimeError(closed))
+    assert names_lost_peer(PeerError("initialize failed on rank 1: OSError: disk"))
     assert not names_lost_peer(RuntimeError("shape mismatch"))
     assert not names_lost_peer(ValueError(closed))
 
