@@ -7,6 +7,7 @@ that number. The functions that communicate say so.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from fsdpbench.engine.batching.containers import MicroBatchList, PackedMicroBatch
 from fsdpbench.engine.batching.packing import Batch, pack, read_lengths
 from fsdpbench.engine.batching.partition import Groups, partition_ffd, partition_kk_capped
-from fsdpbench.errors import ConfigError, Violation
+from fsdpbench.errors import ConfigError, Violation, list_names
 
 if TYPE_CHECKING:
     from fsdpbench.engine.config.batching import MicroBatchSpec
@@ -136,16 +137,42 @@ def compute_total_loss_weight(
     return total
 
 
+def check_same_batch(
+    batch: Batch, replica: int, num_replicas: int, group: dist.ProcessGroup
+) -> None:
+    """Refuse a batch that differs between ranks which work on the same data.
+
+    Such ranks would mix tokens of two batches or wait for each other for ever. `replica` is the
+    data-parallel index of this rank; the batch lies on the CPU.
+    Collective over: the group, which serves CPU tensors.
+    """
+    digest = 0
+    for name in sorted(batch):
+        values = batch[name].contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        digest = zlib.crc32(values, zlib.crc32(f"{name}{list(batch[name].shape)}".encode(), digest))
+    largest = torch.full((2, num_replicas), -(1 << 32))
+    largest[0, replica], largest[1, replica] = digest, -digest
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    differing = (largest[0] != -largest[1]).nonzero().flatten().tolist()
+    if differing:
+        found = (
+            f"differs between the ranks of data-parallel index {list_names(map(str, differing))}"
+        )
+        remedy = "pass the same tensors to all ranks of one context x tensor group"
+        raise ConfigError([Violation("batch", "", found, remedy)])
+
+
 def aggregate_eval_losses(
     losses: Sequence[torch.Tensor],
     total_loss_weight: torch.Tensor | float,
     dp_group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """Turn the micro-batches' weighted loss sums into the mean over all ranks (0-D).
+    """Turn the micro-batches' weighted sums into the mean over all ranks, element by element.
 
+    A loss is 0-D; a row [figures] sums several at once. No host read.
     Collective over: dp (a group that serves the losses' device).
     """
-    total = torch.stack([loss.detach() for loss in losses]).sum()
+    total = torch.stack([loss.detach() for loss in losses]).sum(dim=0)
     if dp_group is not None:
         dist.all_reduce(total, group=dp_group)
     return total / total_loss_weight

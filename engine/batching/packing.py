@@ -45,6 +45,21 @@ def read_lengths(batch: Batch) -> list[int]:
     return lengths.tolist()
 
 
+def check_token_ids(batch: Batch, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary in the real tokens of a batch that can be packed.
+
+    A sharded embedding answers such an id with zeros and a sharded head with a wrong probability.
+    """
+    ids = batch["input_ids"]
+    outside = ((ids < 0) | (ids >= vocab_size)) & batch["attention_mask"].bool()
+    if outside.any():
+        row, column = outside.nonzero()[0].tolist()
+        where = f"batch.input_ids[{row}, {column}]"
+        allowed = f"must lie in 0..{vocab_size - 1}, the model's vocabulary"
+        remedy = "check that the tokenizer belongs to the model"
+        raise ConfigError([Violation(where, str(int(ids[row, column])), allowed, remedy)])
+
+
 def _find_shape_violations(batch: Batch) -> list[Violation]:
     missing = [name for name in ("input_ids", "attention_mask") if name not in batch]
     if missing:

@@ -74,27 +74,6 @@ def partition_kk_capped(
     return _expand_units(groups, weights, granularity)
 
 
-def partition_kk_equal(lengths: Sequence[int], n_groups: int, granularity: int = 1) -> Groups:
-    """Balance token counts over `n_groups` groups that all hold the same number of rows.
-
-    For dealing a global batch to data-parallel ranks. The number of units must divide evenly.
-    """
-    weights = _weigh_units(lengths, granularity)
-    if len(weights) % n_groups:
-        raise ConfigError(
-            [
-                Violation(
-                    "batch rows",
-                    str(len(lengths)),
-                    f"must be a multiple of {n_groups} groups x granularity {granularity}",
-                )
-            ]
-        )
-    return _expand_units(
-        _difference(weights, n_groups, units_per_seed=n_groups), weights, granularity
-    )
-
-
 def _weigh_units(lengths: Sequence[int], granularity: int) -> list[int]:
     if len(lengths) % granularity:
         raise ConfigError(
@@ -190,21 +169,15 @@ def _split_heaviest(groups: Groups, weights: list[int], target: int) -> Groups:
     return groups
 
 
-def _difference(weights: list[int], n_groups: int, units_per_seed: int = 1) -> Groups:
-    """k-way Karmarkar-Karp: merge the two partial partitions of largest spread, heavy onto light.
-
-    Each seed holds `units_per_seed` units in as many different groups; with n_groups of them every
-    merge keeps the group sizes equal.
-    """
-    order = _decreasing(weights)
-    seeds = [order[i : i + units_per_seed] for i in range(0, len(order), units_per_seed)]
+def _difference(weights: list[int], n_groups: int) -> Groups:
+    """k-way Karmarkar-Karp: merge the two partitions of largest spread, heavy onto light."""
     heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
-    for number, seed in enumerate(seeds):
-        parts = [(weights[unit], [unit]) for unit in seed]
-        parts += [(0, []) for _ in range(n_groups - len(seed))]
+    for number, unit in enumerate(_decreasing(weights)):
+        parts: list[tuple[int, list[int]]] = [(weights[unit], [unit])]
+        parts += [(0, []) for _ in range(n_groups - 1)]
         heap.append((parts[-1][0] - parts[0][0], number, parts))
     heapq.heapify(heap)
-    number = len(seeds)
+    number = len(weights)
     while len(heap) > 1:
         _, _, left = heapq.heappop(heap)
         _, _, right = heapq.heappop(heap)

@@ -8,6 +8,7 @@ from torch import nn
 
 from fsdpbench.engine.batching.microbatch import (
     aggregate_eval_losses,
+    check_same_batch,
     compute_total_loss_weight,
     reduce_num_microbatches,
     split_into_microbatches,
@@ -16,6 +17,7 @@ from fsdpbench.engine.config.batching import MicroBatchSpec
 from fsdpbench.engine.ops.logprobs import fused_logprobs
 from fsdpbench.engine.ops.sft_loss import sft_loss, sft_loss_weight
 from fsdpbench.engine.protocols import LossInputs
+from fsdpbench.errors import ConfigError
 
 LENGTHS = [7, 1, 12, 5, 9, 4]
 ROWS_OF_RANK = {0: [0, 1, 2, 3, 4], 1: [5]}
@@ -96,3 +98,28 @@ def train_on_own_rows(rank, world_size, algorithm):
         "reference_loss": reference_loss,
         "gradient_error": error,
     }
+
+
+def compare_batches(rank: int, world_size: int, rows: int) -> dict[str, str]:
+    """Compare batches of ranks {0, 1} and {2, 3}; the last rank alone changes its own."""
+    index = rank // 2
+    batch = {
+        "input_ids": torch.full((rows, 4), index),
+        "attention_mask": torch.ones(rows, 4, dtype=torch.bool),
+        "reward": torch.ones(rows, dtype=torch.bfloat16),
+    }
+    changes = {
+        "same": batch,
+        "value": {**batch, "reward": batch["reward"] * 2},
+        "shape": {**batch, "reward": batch["reward"][:, None]},
+        "name": {**{k: v for k, v in batch.items() if k != "reward"}, "score": batch["reward"]},
+    }
+    said = {}
+    for name, changed in changes.items():
+        try:
+            check_same_batch(changed if rank == 3 else batch, index, 2, dist.group.WORLD)
+        except ConfigError as error:
+            said[name] = str(error)
+        else:
+            said[name] = ""
+    return said

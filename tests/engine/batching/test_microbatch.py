@@ -140,6 +140,8 @@ def test_eval_losses_add_up_to_a_mean():
     mean = aggregate_eval_losses(losses, torch.tensor(4.0, dtype=torch.float64))
     assert mean.item() == 2.0
     assert not mean.requires_grad
+    rows = [torch.tensor([1.0, 10.0]), torch.tensor([3.0, 30.0])]
+    assert aggregate_eval_losses(rows, 2.0).tolist() == [2.0, 20.0]
 
 
 def test_one_rank_alone_needs_no_group():
@@ -160,3 +162,14 @@ def test_ranks_of_unequal_batches_match_one_process(algorithm):
         assert result["total_weight"] == result["reference_weight"]
         assert result["loss"] == pytest.approx(result["reference_loss"], rel=1e-6)
         assert result["gradient_error"] < 1e-6
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_ranks_of_one_index_must_pass_the_same_batch(rows):
+    """Ranks 0 and 1 share data, ranks 2 and 3 do; what differs is a value, a shape or a name."""
+    said = run_on_ranks("tests.distributed.payloads.ops_microbatches:compare_batches", 4, rows=rows)
+    for answers in said:
+        assert answers["same"] == ""
+        for name in ("value", "shape", "name"):
+            if rows or name != "value":
+                assert "index 1: pass the same" in answers[name].replace("; ", ": ")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from fsdpbench.engine.batching.packing import pack, read_lengths
+from fsdpbench.engine.batching.packing import check_token_ids, pack, read_lengths
 from fsdpbench.errors import ConfigError
 
 
@@ -143,3 +143,14 @@ def test_refuses_empty_and_left_padded_rows():
         batch["attention_mask"][2, 0] = False
 
     refuse(change, "attention_mask[rows 1]=no real token", "attention_mask[rows 2]=padding before")
+
+
+@pytest.mark.parametrize("wrong", [-1, 100])
+def test_ids_outside_the_vocabulary_are_refused_unless_they_are_padding(wrong):
+    batch = make_batch([3, 5], width=5)
+    check_token_ids(batch, 100)
+    batch["input_ids"][0, 4] = wrong
+    check_token_ids(batch, 100)
+    batch["input_ids"][1, 4] = wrong
+    with pytest.raises(ConfigError, match=rf"batch.input_ids\[1, 4\]={wrong}: must lie in 0..99"):
+        check_token_ids(batch, 100)

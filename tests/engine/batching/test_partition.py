@@ -11,7 +11,6 @@ from fsdpbench.engine.batching.partition import (
     partition_ffd,
     partition_kk,
     partition_kk_capped,
-    partition_kk_equal,
 )
 from fsdpbench.errors import ConfigError
 
@@ -129,25 +128,6 @@ def test_kk_stays_near_the_best_balance(n_groups):
 def test_kk_beats_the_greedy_on_the_textbook_case():
     lengths = [8, 7, 6, 5, 4]
     assert loads_of(partition_kk(lengths, 2), lengths) == [16, 14]
-    # with equal counts of [1..8] in two groups, perfect balance is found
-    assert loads_of(partition_kk_equal(list(range(1, 9)), 2), list(range(1, 9))) == [18, 18]
-
-
-@pytest.mark.parametrize("granularity", [1, 2])
-def test_kk_equal_deals_the_same_number_of_rows_to_each(granularity):
-    rng = random.Random(5)
-    for n_groups in (2, 3, 4):
-        lengths = random_lengths(rng, n_groups * granularity * 5)
-        groups = partition_kk_equal(lengths, n_groups, granularity)
-        assert {len(group) for group in groups} == {granularity * 5}
-        assert sorted(itertools.chain(*groups)) == list(range(len(lengths)))
-        dealt = [lengths[i::n_groups] for i in range(n_groups)]
-        assert max(loads_of(groups, lengths)) <= max(map(sum, dealt)) or granularity > 1
-
-
-def test_kk_equal_refuses_a_remainder():
-    with pytest.raises(ConfigError, match="multiple of 3 groups x granularity 2"):
-        partition_kk_equal([1] * 8, 3, 2)
 
 
 def test_more_groups_than_sequences_leave_empty_groups_at_the_end():
