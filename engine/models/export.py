@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
+from safetensors import SafetensorError
 
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.shard_writer import MAX_FILE_BYTES, ShardWriter, plan_weight_files
+from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
-from fsdpbench.engine.parallel.materialize import fill_parameters
-from fsdpbench.engine.parallel.weight_files import SafetensorsWeights
+from fsdpbench.engine.parallel.materialize import fill_from_folder
+from fsdpbench.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fsdpbench.engine.device import Device
@@ -70,29 +71,37 @@ def save_hf(
     """Write weights in `dtype`, config.json and the source's tokenizer as one folder.
 
     Rank 0 writes beside the target and swaps at the end, so a broken save leaves the old folder.
-    All ranks return after the swap. Collective over: the world.
+    All ranks return after the swap; if rank 0 cannot write, all raise. Collective over: the world.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.partial")
     writer = None
-    if meshes.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a save that was killed
-        partial.mkdir(parents=True)
-        shapes = {name: parameter.shape for name, parameter in model.named_hf_parameters()}
-        writer = ShardWriter(partial, plan_weight_files(shapes, dtype, max_file_bytes))
+    with Agreement("save", meshes.cpu_group):
+        if meshes.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)  # left by a save that was killed
+            partial.mkdir(parents=True)
+            shapes = {name: parameter.shape for name, parameter in model.named_hf_parameters()}
+            writer = ShardWriter(partial, plan_weight_files(shapes, dtype, max_file_bytes))
+    failure = None
     for name, tensor in iterate_full_parameters(model, meshes, device, dtype):
-        if writer is not None and tensor is not None:
+        if writer is None or tensor is None or failure is not None:
+            continue  # after a failure the others still gather with us
+        try:
             writer.add(name, tensor)
-    if writer is not None:
-        writer.finish()
-        copy_companions(source, partial, dtype)
-        swap_folder(partial, target)
-    dist.barrier(group=meshes.cpu_group)
+        except (OSError, SafetensorError) as error:
+            failure = error
+    with Agreement("save", meshes.cpu_group):
+        if failure is not None:
+            raise CheckpointError(f"{partial} cannot be written: {failure}") from failure
+        if writer is not None:
+            writer.finish()
+            copy_companions(source, partial, dtype)
+            swap_folder(partial, target)
 
 
 def load_hf(model: PolicyModel, path: str | Path) -> None:
     """Fill a parallelized model from a folder; each rank reads its own part. No communication."""
-    fill_parameters(model, SafetensorsWeights(Path(path)))
+    fill_from_folder(model, Path(path))
 
 
 def copy_companions(source: Path, target: Path, dtype: torch.dtype) -> None:

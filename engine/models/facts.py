@@ -130,12 +130,28 @@ def _find_problem(model_config: Mapping[str, Any]) -> tuple[str, str] | None:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         reason = f"has model_type {model_type!r}, which is no known family"
         return reason, f"families: {', '.join(FAMILIES)}"
+    scaling = _find_scaling_by_length(model_config)
+    if scaling:
+        reason = f"scales rotary embeddings by the length of its input (rope_type {scaling!r})"
+        return reason, "a packed row has many lengths; remove the scaling, or use linear or yarn"
     if model_config.get("quantization_config"):
         return "holds quantized weights", "use the unquantized checkpoint"
     values = {**FAMILIES[model_type].config_defaults, **model_config}
     wrong = [key for key in COUNTS if type(values.get(key)) is not int or values[key] < 1]
     if wrong:
         return f"has a config.json without a count for {list_names(wrong)}", "mend the file"
+    return None
+
+
+def _find_scaling_by_length(model_config: Mapping[str, Any]) -> str | None:
+    """Return a rotary type that depends on the input's longest position; None if there is none."""
+    for key in ("rope_scaling", "rope_parameters"):
+        settings = model_config.get(key) or {}
+        by_layer_type = [value for value in settings.values() if isinstance(value, dict)]
+        for values in (settings, *by_layer_type):
+            kind = values.get("rope_type") or values.get("type")
+            if kind in ("dynamic", "longrope", "su"):
+                return str(kind)
     return None
 
 

@@ -46,10 +46,20 @@ class PolicyModel(nn.Module):
         """Standard deviation of random matrices."""
         return getattr(self.backbone.config, "initializer_range", None) or 0.02
 
+    @property
+    def attention_dropout(self) -> float:
+        """Probability with which attention weights are dropped in training."""
+        return getattr(self.backbone.config, "attention_dropout", None) or 0.0
+
     def named_hf_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters under their names in a Hugging Face checkpoint; tied ones once."""
         for name, parameter in self.named_parameters():
-            yield name.removeprefix(f"{BACKBONE}."), parameter
+            yield self.name_in_checkpoint(name), parameter
+
+    @staticmethod
+    def name_in_checkpoint(name: str) -> str:
+        """Return what a Hugging Face checkpoint calls this parameter or buffer of ours."""
+        return name.removeprefix(f"{BACKBONE}.")
 
     def forward(
         self,

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from fsdpbench.engine.parallel.attention import register_packed_attention
+from fsdpbench.errors import ConfigError, Violation
 
 
 def build_meta_backbone(
@@ -31,7 +32,21 @@ def build_meta_backbone(
             attn_implementation=register_packed_attention(),
             trust_remote_code=trust_remote_code,
         )
+    check_own_model_code(model)
     return model, move_parameters_to_meta(model)
+
+
+def check_own_model_code(model: nn.Module) -> None:
+    """Refuse a class that came with the weights: its attention would not isolate sequences."""
+    kind = type(model)
+    if kind.__module__.startswith("transformers.models."):
+        return
+    found = f"{kind.__module__}.{kind.__qualname__}"
+    allowed = "the model must be one of transformers' own, whose attention calls ours"
+    remedy = "set it to false: this model type needs no code of its own"
+    raise ConfigError(
+        [Violation("trust_remote_code", f"True, which brings {found}", allowed, remedy)]
+    )
 
 
 class EmptyOnMeta(TorchFunctionMode):

@@ -8,7 +8,6 @@ lives outside the call, and engines of different meshes share the one registrati
 from __future__ import annotations
 
 import importlib.util
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from transformers import AttentionInterface
 
+from fsdpbench.engine.config.train import ATTENTION_NAMES, HUB_KERNEL
 from fsdpbench.engine.parallel.attention_kernels import (
     AttentionKernel,
     PackedLayout,
@@ -42,15 +42,6 @@ INSTALL_LINES = {
     "flash_attention_4": "pip install 'fsdpbench[flash]'",
     "hub kernels": "pip install kernels",
 }
-ATTENTION_NAMES = (
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
-    "sdpa",
-    "eager",
-    "auto",
-)
-HUB_KERNEL = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<function>\w+))?")
 logger = get_logger(__name__)
 
 
@@ -68,11 +59,7 @@ def build_attention_context(
     microbatch: PackedMicroBatch, cp_group: dist.ProcessGroup, kernel: AttentionKernel
 ) -> AttentionContext:
     """Describe a packed micro-batch (before it is cut over cp) to the attention layers."""
-    lengths = microbatch.sequence_lengths
-    padding = microbatch.num_tokens - sum(lengths)
-    if padding:
-        lengths = (*lengths, padding)
-    return AttentionContext(microbatch.cu_seqlens, lengths, cp_group, kernel)
+    return AttentionContext(microbatch.cu_seqlens, microbatch.segment_lengths, cp_group, kernel)
 
 
 def packed_attention(
@@ -125,7 +112,7 @@ def choose_attention_kernel(
     """
     if attn_impl == "eager":
         return EAGER
-    if HUB_KERNEL.fullmatch(attn_impl) and "/" in attn_impl:
+    if HUB_KERNEL.fullmatch(attn_impl):
         return _load_hub_kernel(attn_impl)
     if attn_impl not in ATTENTION_NAMES:
         raise _refuse(

@@ -22,10 +22,14 @@ from fsdpbench.engine.parallel.seeded_weights import SeededWeights
 from fsdpbench.engine.parallel.tensor import find_tied_parameters, tie_parameters
 from fsdpbench.engine.parallel.weight_files import SafetensorsWeights
 from fsdpbench.errors import CheckpointError, list_names
+from fsdpbench.log import get_logger, warn_once
 
 if TYPE_CHECKING:
     from fsdpbench.engine.device import Device
     from fsdpbench.engine.models.heads import PolicyModel
+
+
+logger = get_logger(__name__)
 
 
 class WeightSource(Protocol):
@@ -52,14 +56,43 @@ def materialize_model(
     Every rank reads for itself, without communication. Shards lie on the CPU under offload_params.
     """
     allocate_shards(model, "cpu" if config.fsdp.offload_params else device.torch_device)
-    weights: WeightSource
-    if config.init_from_scratch:
-        weights = SeededWeights(
-            config.seed, model.initializer_range, device.torch_device, model.initial_values
-        )
-    else:
-        weights = SafetensorsWeights(source)
+    if not config.init_from_scratch:
+        fill_from_folder(model, source)
+        return
+    weights = SeededWeights(
+        config.seed, model.initializer_range, device.torch_device, model.initial_values
+    )
     fill_parameters(model, weights)
+
+
+def fill_from_folder(model: PolicyModel, folder: Path) -> None:
+    """Read this rank's shards from a Hugging Face folder. No communication.
+
+    Tensors that the model has no place for are named in a warning, but a head that the model ties
+    must be the embedding it is tied to, or the folder means another model.
+    """
+    weights = SafetensorsWeights(folder)
+    fill_parameters(model, weights)
+    unused = weights.find_unused([name for name, _ in model.named_hf_parameters()])
+    differing = []
+    for first, *others in find_tied_parameters(model):
+        parameter = model.get_parameter(first)
+        shard, region = local_shard(parameter), plan_local_region(parameter)
+        for name in map(model.name_in_checkpoint, others):
+            if name not in unused:
+                continue
+            unused.remove(name)
+            weights.check_names({name: parameter.shape})
+            values = weights.read(name, parameter.shape, region)
+            if not torch.equal(values.to(shard), shard):
+                differing.append(name)
+    if differing:
+        raise CheckpointError(
+            f"{folder}: {list_names(differing)} differs from the weight that config.json ties it "
+            "to. Set tie_word_embeddings to false there, or remove the tensor."
+        )
+    if unused:
+        warn_once(logger, f"{folder}: the model does not read {list_names(unused)}")
 
 
 def allocate_shards(model: nn.Module, device: torch.device | str) -> None:

@@ -33,14 +33,13 @@ def parallelize_model(
     family = model.facts.family
     compute_dtype = getattr(torch, config.dtype)
     kernel = choose_attention_kernel(config.attn_impl, device.type, compute_dtype)
-    dropout = getattr(model.backbone.config, "attention_dropout", 0.0) or 0.0
-    check_attention_dropout(kernel, dropout)
+    check_attention_dropout(kernel, model.attention_dropout)
 
     if meshes.tp is not None:
         apply_tensor_parallel(model.backbone, meshes.tp, family)
     model.attention_kernel = kernel  # under context parallelism it runs between two all-to-alls
     if config.gradient_checkpointing:
-        apply_activation_checkpointing(model.backbone, preserve_rng=dropout > 0)
+        apply_activation_checkpointing(model.backbone, preserve_rng=model.attention_dropout > 0)
     apply_fsdp2(
         model,
         meshes.fsdp,

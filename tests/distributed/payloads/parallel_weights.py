@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, resolve_path
 from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
-from fsdpbench.engine.parallel.materialize import fill_parameters, fsdp2_load_full_state_dict
+from fsdpbench.engine.parallel.materialize import (
+    fill_from_folder,
+    fill_parameters,
+    fsdp2_load_full_state_dict,
+)
 from fsdpbench.engine.parallel.regions import Region, local_shard, shape_of
 from fsdpbench.errors import CheckpointError
 from tests.distributed.payloads.parallel_policy import DEVICE, build_config, build_policy
@@ -85,3 +92,37 @@ def measure_regions(rank: int, world_size: int) -> tuple[int, int, int]:
     fill_parameters(model, source)
     shards = sum(local_shard(parameter).numel() for parameter in model.parameters())
     return source.elements, shards, sum(p.shape.numel() for p in model.parameters())
+
+
+def load_with_extras(rank: int, world_size: int, backend: str, folder: str) -> dict[str, Any]:
+    """Load a tied model from folders that hold more tensors than it has parameters."""
+    config = build_config("tiny-qwen3", backend)
+    model, _ = build_policy(config)
+    tensors = load_file(
+        resolve_path(config.with_changes({"init_from_scratch": False})) / "model.safetensors"
+    )
+    embedding = tensors["model.embed_tokens.weight"]
+    extras = {
+        "equal head": {"lm_head.weight": embedding.clone()},
+        "other head": {"lm_head.weight": embedding + 1.0},
+        "other tensor": {"model.rotary.inv_freq": torch.ones(4)},
+    }
+    said: dict[str, Any] = {}
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fsdpbench").addHandler(handler)
+    try:
+        for name, more in extras.items():
+            own = Path(folder) / f"{rank} {name}"
+            own.mkdir()
+            save_file({**tensors, **more}, own / "model.safetensors")
+            try:
+                fill_from_folder(model, own)
+            except CheckpointError as error:
+                said[name] = str(error)
+            else:
+                said[name] = ""
+    finally:
+        logging.getLogger("fsdpbench").removeHandler(handler)
+    return {**said, "warnings": [text.partition(": ")[2] for text in records]}

@@ -62,6 +62,8 @@ def test_soft_caps_and_direction_are_read():
         ({"model_type": None}, ["None", "families"]),
         ({"model_type": ["llama"]}, ["['llama']", "families"]),
         ({"quantization_config": {"bits": 4}}, ["quantized"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["'dynamic'", "many lengths"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "longrope"}}}, ["'longrope'"]),
         ({"hidden_size": None, "vocab_size": "30"}, ["hidden_size, vocab_size"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
     ],

@@ -10,10 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fsdpbench.engine.models.meta import (
     EmptyOnMeta,
     build_meta_backbone,
+    check_own_model_code,
     move_parameters_to_meta,
 )
 from fsdpbench.engine.models.presets import PRESETS
 from fsdpbench.engine.parallel.attention import REGISTERED_NAME
+from fsdpbench.errors import ConfigError
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
 
@@ -66,3 +68,11 @@ def test_only_matrices_are_kept_from_being_made():
     assert values["weight"].tolist() == [1.0, 1.0]
     assert module.weight.is_meta
     assert module.weight.requires_grad
+
+
+def test_model_code_that_came_with_the_weights_is_refused():
+    class LlamaForCausalLM(nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match=r"trust_remote_code=True, which brings .*LlamaForCausal"):
+        check_own_model_code(LlamaForCausalLM())

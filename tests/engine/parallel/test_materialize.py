@@ -52,6 +52,17 @@ def test_a_rank_holds_one_region_at_a_time():
         assert shard_elements < total / 3
 
 
+@pytest.mark.parametrize("mesh", ["d2", "t2"])
+def test_a_head_that_is_no_copy_of_the_embedding_is_refused_where_the_config_ties(mesh, tmp_path):
+    for said in run_on_ranks(
+        f"{WEIGHTS}:load_with_extras", 2, backend=f"fsdp:{mesh}", folder=str(tmp_path)
+    ):
+        assert said["equal head"] == ""
+        assert said["other tensor"] == ""
+        assert "lm_head.weight differs from the weight that config.json ties" in said["other head"]
+        assert said["warnings"] == ["the model does not read model.rotary.inv_freq"]
+
+
 def test_allocation_keeps_buffers_and_ties():
     with torch.device("meta"):
         model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "ab"})

@@ -69,7 +69,38 @@ def test_a_broken_file_is_a_checkpoint_error(tmp_path):
         find_tensors(tmp_path)
 
 
-def test_a_broken_index_is_a_checkpoint_error(tmp_path):
-    (tmp_path / "model.safetensors.index.json").write_text("{")
+@pytest.mark.parametrize("cut", [4, 60])
+def test_a_truncated_file_of_the_index_is_a_checkpoint_error(folder, cut):
+    file = folder / "part1.safetensors"
+    file.write_bytes(file.read_bytes()[:-cut])
+    with pytest.raises(CheckpointError, match=r"part1.safetensors cannot be read"):
+        SafetensorsWeights(folder).check_names({"b": torch.Size([3])})
+
+
+def test_a_tensor_that_the_index_promises_and_the_file_lacks(folder):
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"c": "part0.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"part0.safetensors cannot be read.*c"):
+        SafetensorsWeights(folder).check_names({"c": torch.Size([3])})
+
+
+def test_quantized_tensors_are_refused(tmp_path):
+    save_file({"a": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"neither of F64, F32, F16, BF16: a \(I8\)"):
+        SafetensorsWeights(tmp_path).check_names({"a": torch.Size([2])})
+
+
+def test_unused_tensors_are_listed(folder):
+    assert SafetensorsWeights(folder).find_unused({"a"}) == ["b"]
+
+
+def test_one_file_comes_before_an_index_as_in_transformers(folder):
+    save_file({"whole": torch.zeros(1)}, folder / "model.safetensors")
+    assert list(find_tensors(folder)) == ["whole"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_a_checkpoint_error(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read"):
         find_tensors(tmp_path)
