@@ -6,6 +6,7 @@ engine's world unless it says otherwise; ranks of one data-parallel index must p
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -26,9 +27,15 @@ from fsdpbench.engine.device import Device, DeviceMemory
 from fsdpbench.engine.launch import join_process_group, leave_process_group
 from fsdpbench.engine.models.export import load_hf, save_hf
 from fsdpbench.engine.models.facts import ModelFacts
+from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossWeightFn
-from fsdpbench.engine.setup import EngineParts, build_parts, settle_strategy
+from fsdpbench.engine.setup import (
+    EngineParts,
+    build_parts,
+    check_same_strategy,
+    settle_strategy,
+)
 from fsdpbench.engine.tracing.tracer import build_tracer
 from fsdpbench.errors import ConfigError, FsdpbenchError, Violation
 
@@ -47,8 +54,7 @@ class FSDPEngine:
         self.config = config
         self._parts: EngineParts | None = None
         self._meshes: DeviceMeshes | None = None
-        self._device: Device | None = None
-        self._owns_process_group = False
+        self._device: Device | None = None  # set while we count as users of the default group
         self._version = 0
         self._last_stats: dict[str, float] = {}
         self._trace_config = PerfTracerConfig()
@@ -60,13 +66,17 @@ class FSDPEngine:
         """Join the default process group and build the meshes. Collective over: the world.
 
         Without a strategy, `config.backend` decides; without that, all ranks are data-parallel.
-        Raises TopologyError with every violated rule when degrees, model and world do not fit.
+        Raises TopologyError with every violated rule when degrees, model and world do not fit. A
+        second call changes nothing, and refuses another strategy.
         """
         if self._meshes is not None:
+            check_same_strategy(self._meshes.strategy, parallel_strategy)
             return
-        device, self._owns_process_group = join_process_group()
-        self.config = settle_strategy(self.config, parallel_strategy, dist.get_world_size())
-        self._device = device
+        if self._device is None:
+            self._device, _ = join_process_group()
+        device = self._device
+        with Agreement("create_process_group", None, device.torch_device):
+            self.config = settle_strategy(self.config, parallel_strategy, dist.get_world_size())
         strategy = self.config.parallel_strategy
         assert strategy is not None  # settled just now
         self._meshes = build_meshes(strategy, device.type)
@@ -91,10 +101,9 @@ class FSDPEngine:
         if self._parts is not None:
             raise FsdpbenchError("initialize: this engine is initialized; call destroy() first")
         self.create_process_group()
-        assert self._meshes is not None
-        assert self._device is not None
+        device, meshes = self._require_device(), self.meshes
         with self.tracer.span("init", "other"):
-            self._parts = build_parts(self.config, ft_spec, self._device, self._meshes, self.tracer)
+            self._parts = build_parts(self.config, ft_spec, device, meshes, self.tracer)
 
     @property
     def initialized(self) -> bool:
@@ -111,14 +120,15 @@ class FSDPEngine:
     def destroy(self) -> None:
         """Free model, optimizer and the groups that this engine made; safe to call twice."""
         self._parts = None
+        gc.collect()  # FSDP2's hooks tie modules and states into cycles
         if self._device is not None:
             self._device.empty_cache()
         if self._meshes is not None:
             self._meshes.destroy()
             self._meshes = None
-        if self._owns_process_group:
+        if self._device is not None:
             leave_process_group()
-            self._owns_process_group = False
+            self._device = None
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -142,6 +152,7 @@ class FSDPEngine:
             input_, loss_fn, loss_weight_fn, with_entropy=with_entropy, forward_only=False
         )
         verdict = step.apply_optimizer_step(self.parts)
+        self.optimizer_zero_grad()  # used up; whatever comes before the next step has their memory
         read = step.read_stats(
             [*names, "grad_norm", "skipped"], torch.cat([values, verdict.to(values.device)])
         )
@@ -279,9 +290,10 @@ class FSDPEngine:
             )
 
     def load(self, meta: SaveLoadMeta) -> None:
-        """Read weights from the HF folder at `meta.path`. Every rank calls it."""
-        with self.tracer.span("load", "io"):
-            load_hf(self.parts.model, meta.path)
+        """Read weights from the HF folder at `meta.path`. Collective over: the world."""
+        model = self.parts.model
+        with self.tracer.span("load", "io"), Agreement("load", self.meshes.cpu_group):
+            load_hf(model, meta.path)
 
     # ---- observation --------------------------------------------------------------------------
 

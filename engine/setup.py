@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fsdpbench.engine.config.availability import find_ignored
 from fsdpbench.engine.config.parallel import format_backend
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.models.heads import PolicyModel
@@ -20,13 +21,15 @@ from fsdpbench.engine.models.load import build_meta_model, resolve_path
 from fsdpbench.engine.optim.build import build_optimizer
 from fsdpbench.engine.optim.schedule import build_scheduler
 from fsdpbench.engine.optim.sharded import ShardedOptimizer
+from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import materialize_model
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.parallelize import parallelize_model
+from fsdpbench.engine.parallel.seeded_weights import seed_of
 from fsdpbench.engine.topology import find_all_violations, resolve_strategy
 from fsdpbench.engine.tracing.tracer import Tracer
 from fsdpbench.errors import ConfigError, TopologyError, Violation
-from fsdpbench.log import get_logger
+from fsdpbench.log import get_logger, warn_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +84,17 @@ def settle_strategy(
     return settled
 
 
+def check_same_strategy(in_force: ParallelStrategy, requested: ParallelStrategy | None) -> None:
+    """Refuse degrees that differ from those an engine has its groups for; None asks for nothing."""
+    if requested is None or format_backend(requested) == format_backend(in_force):
+        return
+    found = format_backend(requested)
+    allowed = f"the engine has its groups already, for {format_backend(in_force)}"
+    raise TopologyError(
+        [Violation("parallel_strategy", found, allowed, "call destroy() first, or pass none")]
+    )
+
+
 def build_parts(
     config: TrainEngineConfig,
     finetune: FinetuneSpec,
@@ -90,23 +104,32 @@ def build_parts(
 ) -> EngineParts:
     """Build model, shards, weights and optimizer. Collective over: the world.
 
+    With dropout, torch's generators are seeded anew, and differently on each rank: tensor and
+    context ranks drop weights of different heads.
+
     Peak host memory while loading is one full tensor per rank beside the rank's own shards.
     """
-    with tracer.span("build", "io"):
-        source = resolve_path(config)
-        model = build_meta_model(config, source)
-    with tracer.span("parallelize", "compute"):
-        parallelize_model(model, config, meshes, device)
-    started = time.perf_counter()
-    with tracer.span("load", "io"):
-        materialize_model(model, config, source, meshes, device)
-    logger.info("weights in place after %.1f s", time.perf_counter() - started)
-    optimizer = scheduler = None
-    if config.optimizer is not None:
-        optimizer = build_optimizer(
-            model.named_hf_parameters(), config.optimizer, config.optimizer_dtype
-        )
-        scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
+    if meshes.rank == 0:
+        for violation in find_ignored(config):
+            warn_once(logger, str(violation))
+    with Agreement("initialize", meshes.cpu_group):  # no phase communicates, so one alone can fail
+        with tracer.span("build", "io"):
+            source = resolve_path(config)
+            model = build_meta_model(config, source)
+        with tracer.span("parallelize", "compute"):
+            parallelize_model(model, config, meshes, device)
+        started = time.perf_counter()
+        with tracer.span("load", "io"):
+            materialize_model(model, config, source, meshes, device)
+        logger.info("weights in place after %.1f s", time.perf_counter() - started)
+        if model.attention_dropout > 0:
+            torch.manual_seed(seed_of(config.seed, "dropout", meshes.rank))
+        optimizer = scheduler = None
+        if config.optimizer is not None:
+            optimizer = build_optimizer(
+                model.named_hf_parameters(), config.optimizer, config.optimizer_dtype
+            )
+            scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
     return EngineParts(
         config=config,
         device=device,

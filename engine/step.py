@@ -14,24 +14,31 @@ backward keeps only the rank's own slice, so their shares add up to one loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 
 from fsdpbench.engine.batching.containers import MicroBatchList, PackedMicroBatch
 from fsdpbench.engine.batching.microbatch import (
+    aggregate_eval_losses,
+    check_same_batch,
     reduce_num_microbatches,
     split_into_microbatches,
 )
+from fsdpbench.engine.batching.packing import check_token_ids
 from fsdpbench.engine.optim.clip import gradient_norm, plan_clipping
+from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.attention import build_attention_context
 from fsdpbench.engine.parallel.ulysses import gather_row, slice_row
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossOutputs
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
     from fsdpbench.engine.setup import EngineParts
 
 Batch = Mapping[str, torch.Tensor]
@@ -40,7 +47,8 @@ Batch = Mapping[str, torch.Tensor]
 def plan_microbatches_over_ranks(parts: EngineParts, batch: Batch) -> MicroBatchList:
     """Cut a batch into packed micro-batches, as many on every data-parallel rank.
 
-    Collective over: dp (CPU). A rank with fewer sequences fills up with masked dummies.
+    A rank with fewer sequences fills up with masked dummies. A batch that one rank refuses stops
+    all of them. Collective over: the world (CPU).
     """
     meshes, config = parts.meshes, parts.config
     split = partial(
@@ -50,7 +58,11 @@ def plan_microbatches_over_ranks(parts: EngineParts, batch: Batch) -> MicroBatch
         pad_multiple=meshes.strategy.tp_size * meshes.strategy.cp_size,
         pad_to_maximum=config.pad_to_maximum,
     )
-    own = split()
+    with Agreement("reading the batch", meshes.cpu_group):
+        own = split()
+        check_token_ids(batch, parts.model.facts.vocab_size)
+    if meshes.cp_size * meshes.tp_size > 1:
+        check_same_batch(batch, meshes.dp_rank, meshes.dp_size, meshes.cpu_group)
     count = reduce_num_microbatches(len(own), meshes.dp_cpu_group)
     if count == len(own):
         return own
@@ -110,17 +122,32 @@ def run_microbatches(
     strategy = parts.meshes.strategy
     scale = strategy.dp_size * strategy.cp_size / float(total_weight)
     outputs = []
-    for microbatch in microbatches:
-        on_device = microbatch.map_tensors(parts.device.to_device)
-        with parts.tracer.span("forward", "compute"), torch.set_grad_enabled(not forward_only):
-            inputs = run_forward(parts, on_device, with_entropy=with_entropy)
-            result = loss_fn(inputs)
-        if not forward_only:
-            with parts.tracer.span("backward", "compute"):
-                torch.autograd.backward(result.loss * scale)
-        stats = {name: value.detach() for name, value in result.stats.items()}
-        outputs.append(LossOutputs(result.loss.detach(), stats))
+    with resharding(parts):
+        for microbatch in microbatches:
+            on_device = microbatch.map_tensors(parts.device.to_device)
+            with parts.tracer.span("forward", "compute"), torch.set_grad_enabled(not forward_only):
+                inputs = run_forward(parts, on_device, with_entropy=with_entropy)
+                result = loss_fn(inputs)
+            if not forward_only:
+                with parts.tracer.span("backward", "compute"):
+                    torch.autograd.backward(result.loss * scale)
+            stats = {name: value.detach() for name, value in result.stats.items()}
+            outputs.append(LossOutputs(result.loss.detach(), stats))
     return outputs
+
+
+@contextmanager
+def resharding(parts: EngineParts) -> Iterator[None]:
+    """Free the root's gathered parameters at the end of the `with` body. Local.
+
+    FSDP2 keeps them after a forward pass for the backward pass, which frees them. Without one they
+    would stay: whoever asks for the parameters then gets the gathered copies in the compute dtype
+    instead of the masters, and later forwards would use them in spite of a step or load in between.
+    """
+    try:
+        yield
+    finally:
+        cast("FSDPModule", parts.model).reshard()  # fully_shard gave it the method
 
 
 def reduce_losses(
@@ -135,10 +162,8 @@ def reduce_losses(
         torch.stack([out.loss.float(), *(out.stats[name].float() for name in names[1:])])
         for out in outputs
     ]
-    values = torch.stack(rows).sum(dim=0)
-    if parts.meshes.strategy.dp_size > 1:
-        dist.all_reduce(values, group=parts.meshes.dp_group)
-    return names, values / float(total_weight)
+    group = parts.meshes.dp_group if parts.meshes.dp_size > 1 else None
+    return names, aggregate_eval_losses(rows, total_weight, group)
 
 
 def apply_optimizer_step(parts: EngineParts) -> torch.Tensor:
@@ -171,10 +196,10 @@ def run_forward_only(
 ) -> list[torch.Tensor]:
     """Collect one tensor [T] a micro-batch without gradients. Collective over: the world."""
     collected = []
-    for microbatch in microbatches:
-        with parts.tracer.span("forward", "compute"), torch.no_grad():
-            inputs = run_forward(
-                parts, microbatch.map_tensors(parts.device.to_device), with_entropy=with_entropy
-            )
-            collected.append(select(inputs))
+    with resharding(parts):
+        for microbatch in microbatches:
+            on_device = microbatch.map_tensors(parts.device.to_device)
+            with parts.tracer.span("forward", "compute"), torch.no_grad():
+                inputs = run_forward(parts, on_device, with_entropy=with_entropy)
+                collected.append(select(inputs))
     return collected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 
@@ -9,14 +11,16 @@ from fsdpbench.engine import step
 from fsdpbench.engine.config.parallel import parse_backend
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.launch import join_process_group
+from fsdpbench.engine.models.facts import read_model_facts
 from fsdpbench.engine.parallel.mesh import build_meshes
 
 
 class PlanningParts:
-    """The two parts that planning reads."""
+    """The three parts that planning reads."""
 
     def __init__(self, config: TrainEngineConfig) -> None:
         self.config = config
+        self.model = SimpleNamespace(facts=read_model_facts("tiny-llama"))
         self.meshes = build_meshes(parse_backend("fsdp:d2").strategy, "cpu")
 
 
