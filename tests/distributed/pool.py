@@ -65,6 +65,7 @@ def run_job(
         timeout=timedelta(seconds=timeout_seconds),
     )
     try:
+        dist.barrier()  # a payload that ends at once must not close a peer's half-made connection
         return payload(rank, world_size, **kwargs)
     finally:
         if dist.is_initialized():
