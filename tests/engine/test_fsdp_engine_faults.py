@@ -20,7 +20,7 @@ from tests.engine.test_fsdp_engine import TOLERANCE, folder_of, make_config
 PAYLOADS = "tests.distributed.payloads.engine_faults"
 
 
-@pytest.mark.parametrize(("mesh", "ranks"), [("d1", 1), ("c2t2", 4)])
+@pytest.mark.parametrize(("mesh", "ranks"), [("d1", 1), ("t2", 2)])
 def test_evaluation_amid_training_changes_nothing(mesh, ranks):
     config = make_config("tiny-qwen3", mesh)
     alone, between = (
@@ -75,6 +75,16 @@ def test_a_batch_that_one_rank_refuses_stops_all(mesh):
         assert np.isfinite(result["loss"])
 
 
+def test_bookkeeping_keeps_fp32_beside_bf16_compute():
+    config = make_config("tiny-qwen3", "d2t2", dtype="bfloat16")
+    for result in run_on_ranks(f"{PAYLOADS}:weigh_by_thirds", 4, config=config):
+        assert result["floating_inputs"] == []  # FSDP2 would round them
+        stats = result["stats"]
+        assert stats["weight"] == pytest.approx(1.0, rel=1e-6)  # bf16 thirds: 1.001
+        assert result["logprobs"] == "torch.float32"
+        assert stats["loss"] != torch.tensor(stats["loss"]).bfloat16().item()
+
+
 @pytest.mark.parametrize("kind", ["nowhere", "truncated"])
 def test_a_rank_that_cannot_initialize_stops_all(kind, tmp_path):
     folder = tmp_path / "model"
@@ -114,6 +124,7 @@ def test_other_degrees_than_those_in_force_are_refused():
         assert "fsdp:d1c1t2: the engine has its groups already, for fsdp:d2c1t1" in text
 
 
+@pytest.mark.slow
 def test_dropout_is_seeded_and_differs_between_ranks(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(folder_of("tiny-llama"), folder)

@@ -17,6 +17,7 @@ from fsdpbench.engine.config.parallel import ParallelStrategy
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models import export
 from fsdpbench.engine.ops.sft_loss import sft_loss, sft_loss_weight
+from fsdpbench.engine.protocols import LossInputs, LossOutputs
 from fsdpbench.errors import FsdpbenchError
 from tests.distributed.payloads.engine_checks import own_rows, running
 from tests.distributed.payloads.engine_proof import SPEC, full_weights, make_batch
@@ -173,3 +174,31 @@ def train_without_rows(rank: int, world_size: int, config: dict[str, Any]) -> di
         stats = engine.train_lm(batch)
         rows = engine.forward_batch(batch)
         return {"stats": stats, "shape": tuple(rows.shape)}
+
+
+def weigh_by_thirds(rank: int, world_size: int, config: dict[str, Any]) -> dict[str, Any]:
+    """Train with weights that bf16 cannot hold; report what went through the wrapped forward."""
+    floating, kinds = [], []
+
+    def look(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = [*args, *kwargs.values()]
+        floating.extend(
+            str(value.dtype)
+            for value in given
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+        )
+
+    def weighed(inputs: LossInputs) -> LossOutputs:
+        kinds.append(str(inputs.logprobs.dtype))
+        outputs = sft_loss(inputs)
+        weight = sft_loss_weight(inputs.microbatch)
+        return LossOutputs(outputs.loss, {"weight": weight})
+
+    with running(config) as engine:
+        batch = make_batch(0, own_rows(engine))
+        batch["loss_mask"] = batch["loss_mask"] / 3
+        hook = engine.parts.model.register_forward_pre_hook(look, prepend=True, with_kwargs=True)
+        stats = engine.train_batch(batch, weighed, sft_loss_weight)
+        hook.remove()
+        (kind,) = set(kinds)
+        return {"floating_inputs": floating, "stats": stats, "logprobs": kind}
