@@ -5,7 +5,6 @@ A space says what to vary; `sweep` turns it into points. Reading it touches one 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +13,11 @@ import yaml
 from pydantic import Field
 
 from fsdpbench.bench.presets import DEFAULT_PRESET, PRESETS
+from fsdpbench.engine.config.load import load_yaml, parse_yaml
 from fsdpbench.engine.config.strict import Count, Positive, StrictModel, rule
 from fsdpbench.errors import ConfigError, Violation
 
 # YAML 1.1, which PyYAML reads, takes `1e-4` for text
-EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 
 
 class SweepSpace(StrictModel):
@@ -54,18 +53,7 @@ class SweepSpace(StrictModel):
 
 def load_space(path: Path) -> SweepSpace:
     """Read a space file; raises ConfigError with everything that is wrong in it."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError([Violation(str(path), "", f"cannot be read: {error.strerror}")]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([Violation(str(path), "", f"is not YAML: {error}")]) from None
-    content = {} if content is None else _read_exponents(content)
-    if not isinstance(content, dict):
-        raise ConfigError(
-            [Violation(str(path), "", "must be a mapping", "docs/sweep.md shows one")]
-        )
-    return SweepSpace.model_validate(content)
+    return SweepSpace.model_validate(load_yaml(path))
 
 
 def parse_axis(option: str) -> tuple[str, list[Any]]:
@@ -74,12 +62,12 @@ def parse_axis(option: str) -> tuple[str, list[Any]]:
     if not equals or not name or not text.strip():
         raise _refuse_axis(option, "must be NAME=VALUE,VALUE")
     try:
-        values = yaml.safe_load(f"[{text}]")
+        values = parse_yaml(f"[{text}]")
     except yaml.YAMLError:
         values = None
     if not isinstance(values, list) or not values:
         raise _refuse_axis(option, "has values that are not YAML")
-    return name.strip(), [_read_exponents(value) for value in values]
+    return name.strip(), values
 
 
 def parse_axes(options: Sequence[str]) -> dict[str, list[Any]]:
@@ -106,13 +94,3 @@ def combine(space: SweepSpace, changes: Mapping[str, Any]) -> SweepSpace:
 def _refuse_axis(option: str, problem: str) -> ConfigError:
     example = "for example --axis gradient_checkpointing=true,false"
     return ConfigError([Violation("--axis", repr(option), problem, example)])
-
-
-def _read_exponents(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _read_exponents(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_read_exponents(item) for item in value]
-    if isinstance(value, str) and EXPONENT.fullmatch(value):
-        return float(value)
-    return value

@@ -62,6 +62,11 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     return _read_yaml(Path(path))[0]
 
 
+def parse_yaml(text: str) -> Any:
+    """Read one YAML value as configuration files are read; raises yaml.YAMLError."""
+    return _load_document(text)[0]
+
+
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Return a copy with `a.b=value` set, the value read as YAML (`null`, `true`, `[a, b]`)."""
     result = copy_sections(data)
@@ -105,7 +110,7 @@ def _parse_override(text: str) -> tuple[str, Any]:
             [Violation(path, "", "has no value in the override", "write null, or '' for no text")]
         )
     try:
-        return path, _load_document(value)[0]
+        return path, parse_yaml(value)
     except yaml.YAMLError as error:
         raise ConfigError([Violation(path, repr(value), f"is no YAML: {error}")]) from None
 
@@ -113,7 +118,10 @@ def _parse_override(text: str) -> tuple[str, Any]:
 def _load_document(text: str) -> tuple[Any, dict[str, int]]:
     """Return the value of the only document and the line of each dotted path in it."""
     loader = _Loader(text)
-    root = loader.get_single_node()
+    try:
+        root = loader.get_single_node()
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
     if root is None:
         return None, {}
     lines = dict(_list_lines(root))

@@ -54,7 +54,8 @@ def test_a_file_is_read(tmp_path):
     [
         ("axis: {}", "did you mean axes"),
         ("- 1", "must be a mapping"),
-        ("a: [", "is not YAML"),
+        ("a: [", "is no valid YAML"),
+        ("axes: {}\naxes: {}", "'axes' is given twice"),
         ("preset: quik", "use quick, mesh, memory"),
         ("world_size: 0", "world_size"),
         ("kind: sft", "kind"),

@@ -88,6 +88,7 @@ def test_an_empty_file_is_an_empty_mapping(write, text):
         ("a: 1\n---\nb: 2\n", ":2:1", "another document"),
         ("a: \x07\n", "", "not allowed"),
         ("a: {<<: 3}\n", ":1:9", "mapping"),
+        ("[" * 10_000, "", "nested too deeply"),
     ],
 )
 def test_bad_yaml_names_line_and_column(write, text, place, words):
