@@ -35,6 +35,7 @@ from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.attention import build_attention_context
 from fsdpbench.engine.parallel.ulysses import gather_row, slice_row
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossOutputs
+from fsdpbench.log import get_logger, warn_once
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
     from fsdpbench.engine.setup import EngineParts
 
 Batch = Mapping[str, torch.Tensor]
+EVAL_MODE = (
+    "training in evaluation mode: dropout and gradient_checkpointing have no effect; "
+    "call engine.train() first"
+)
+logger = get_logger(__name__)
 
 
 def plan_microbatches_over_ranks(parts: EngineParts, batch: Batch) -> MicroBatchList:
@@ -122,6 +128,8 @@ def run_microbatches(
     strategy = parts.meshes.strategy
     scale = strategy.dp_size * strategy.cp_size / float(total_weight)
     outputs = []
+    if not (forward_only or parts.model.training):
+        warn_once(logger, EVAL_MODE)
     with resharding(parts):
         for microbatch in microbatches:
             on_device = microbatch.map_tensors(parts.device.to_device)

@@ -10,6 +10,7 @@ import torch
 
 from fsdpbench.engine import step
 from tests.distributed.pool import run_on_ranks
+from tests.engine.test_fsdp_engine import make_config
 
 PAYLOADS = "tests.distributed.payloads.engine_steps"
 
@@ -39,6 +40,12 @@ def test_the_step_reads_the_device_in_one_place():
         and call.func.attr in {"item", "tolist", "cpu", "numpy"}
     }
     assert readers == {"read_stats"}
+
+
+def test_training_in_evaluation_mode_is_said_once():
+    config = make_config("tiny-llama", "d1")
+    (said,) = run_on_ranks(f"{PAYLOADS}:train_in_evaluation_mode", 1, config=config)
+    assert said == [step.EVAL_MODE]
 
 
 def test_read_stats_pairs_names_and_values():

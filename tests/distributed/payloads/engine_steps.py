@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import torch
@@ -12,7 +13,10 @@ from fsdpbench.engine.config.parallel import parse_backend
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.launch import join_process_group
 from fsdpbench.engine.models.facts import read_model_facts
+from fsdpbench.engine.ops.sft_loss import sft_loss, sft_loss_weight
 from fsdpbench.engine.parallel.mesh import build_meshes
+from tests.distributed.payloads.engine_checks import running
+from tests.distributed.payloads.engine_proof import make_batch
 
 
 class PlanningParts:
@@ -44,3 +48,26 @@ def plan(rank: int, world_size: int) -> tuple[int, int]:
 def join_twice(rank: int, world_size: int) -> tuple[bool, bool]:
     _, made = join_process_group("cpu")
     return made, dist.is_initialized()
+
+
+def train_in_evaluation_mode(rank: int, world_size: int, config: dict) -> list[str]:
+    """Collect the warnings of two steps in evaluation mode and one in training mode."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    step.logger.addHandler(Listener())
+    try:
+        with running(config) as engine:
+            batch = make_batch(0)
+            engine.train()
+            engine.train_batch(batch, sft_loss, sft_loss_weight)
+            assert said == []
+            engine.eval()
+            for _ in range(2):
+                engine.train_batch(batch, sft_loss, sft_loss_weight)
+    finally:
+        step.logger.handlers.clear()
+    return said
