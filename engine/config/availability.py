@@ -38,6 +38,11 @@ IGNORED: tuple[tuple[tuple[str, ...], Callable[[TrainEngineConfig], bool], str],
         "fsdp.per_layer_optim_step is false",
     ),
     (
+        ("gradient_checkpointing_policy",),
+        lambda config: not config.gradient_checkpointing,
+        "gradient_checkpointing is false",
+    ),
+    (
         ("weight_update_mode",),
         lambda config: True,
         "no weights are sent to a rollout engine in this release",
@@ -80,7 +85,7 @@ def find_unavailable(config: TrainEngineConfig | RunConfig) -> list[Violation]:
 
 
 def find_ignored(config: TrainEngineConfig) -> list[Violation]:
-    """List the fields that were set although another field makes them do nothing."""
+    """List the fields that differ from their defaults though another makes them do nothing."""
     return [
         Violation(path, "", f"has no effect: {reason}")
         for paths, is_ignored, reason in IGNORED
@@ -92,4 +97,6 @@ def find_ignored(config: TrainEngineConfig) -> list[Violation]:
 
 def _is_set(config: TrainEngineConfig, path: str) -> bool:
     *parents, last = path.split(".")
-    return last in reduce(getattr, parents, config).model_fields_set
+    section = reduce(getattr, parents, config)
+    default = type(section).model_fields[last].get_default(call_default_factory=True)
+    return bool(getattr(section, last) != default)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.engine.config.strict import Flag, Integer, StrictModel, rule
+from fsdpbench.engine.config.strict import Flag, Integer, NonNegativeInt, StrictModel, rule
 from fsdpbench.errors import Violation
 
 
@@ -37,6 +37,12 @@ class FSDPEngineConfig(StrictModel):
     """Stream the Adam step layer by layer, states in host memory; needs optimizer.type adam."""
     optim_step_prefetch_layers: Integer = 1
     """Layers fetched ahead by the per-layer step; 0 fetches none."""
+    reshard_after_forward: Flag = True
+    """Free a layer's gathered parameters after its forward pass; false keeps them for backward."""
+    forward_prefetch_layers: NonNegativeInt = 0
+    """Layers gathered ahead in the forward pass; 0 gathers the next when the host reaches it."""
+    backward_prefetch_layers: NonNegativeInt = 0
+    """Layers gathered ahead in the backward pass; 0 leaves it to FSDP2, which gathers one."""
     shard_vision_across_sp: Flag = False
     """Cut the vision encoder's images over the context-parallel ranks."""
 

@@ -28,6 +28,7 @@ ATTENTION_NAMES = (
     "eager",
     "auto",
 )
+CheckpointingPolicy = Literal["full", "keep_attention", "keep_matmul", "keep_both"]
 HUB_KERNEL = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<function>\w+))?")
 
 
@@ -56,6 +57,8 @@ class TrainEngineConfig(StrictModel):
     """Switch dropout off while training."""
     gradient_checkpointing: Flag = False
     """Recompute each layer in the backward pass: less memory, more time."""
+    gradient_checkpointing_policy: CheckpointingPolicy = "full"
+    """What checkpointing keeps: nothing (full), or the outputs of attention, matmuls or both."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Precision of forward and backward."""
     grad_reduce_dtype: Literal["bfloat16", "float32"] = "float32"
@@ -105,6 +108,12 @@ class TrainEngineConfig(StrictModel):
         """Ranks that share a sequence; 1 when `backend` is empty."""
         strategy = self.parallel_strategy
         return strategy.cp_size if strategy else 1
+
+    @property
+    def broadcasts_weights(self) -> bool:
+        """Whether rank 0 alone reads the weights and sends every rank its part."""
+        wanted = self.fsdp.memory_efficient_load or self.use_lora
+        return wanted and not self.init_from_scratch
 
     @property
     def lora_scaling(self) -> float:
@@ -165,6 +174,30 @@ class TrainEngineConfig(StrictModel):
             "'bfloat16'",
             f"with optimizer.type {self.optimizer.type!r} small updates are rounded away",
             "set optimizer.type to adam_bf16 (Kahan summation), or optimizer_dtype to float32",
+        )
+
+    @rule("dtype", "optimizer_dtype", "optimizer")
+    def _masters_are_as_wide_as_computation(self) -> Violation | None:
+        narrow = self.optimizer_dtype == "bfloat16" and self.dtype == "float32"
+        if self.optimizer is None or not narrow:
+            return None
+        return Violation(
+            "optimizer_dtype",
+            "'bfloat16'",
+            "weights kept in bfloat16 gain nothing from dtype 'float32'",
+            "set dtype to bfloat16, or optimizer_dtype to float32",
+        )
+
+    @rule("dtype", "grad_reduce_dtype", "optimizer")
+    def _gradients_are_reduced_as_wide_as_made(self) -> Violation | None:
+        narrow = self.grad_reduce_dtype == "bfloat16" and self.dtype == "float32"
+        if self.optimizer is None or not narrow:
+            return None
+        return Violation(
+            "grad_reduce_dtype",
+            "'bfloat16'",
+            "rounds the gradients that dtype 'float32' computes",
+            "set grad_reduce_dtype to float32, or dtype to bfloat16",
         )
 
     @rule("enable_tree_training", "backend")

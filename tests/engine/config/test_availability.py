@@ -40,6 +40,12 @@ def test_sft_is_available():
         ({"weight_update_mode": "disk"}, ["weight_update_mode"]),
         ({"lora_rank": 8}, ["lora_rank"]),
         ({"lora_rank": 8, "use_lora": True}, []),
+        ({"lora_rank": 32}, []),
+        ({"gradient_checkpointing_policy": "keep_matmul"}, ["gradient_checkpointing_policy"]),
+        (
+            {"gradient_checkpointing_policy": "keep_matmul", "gradient_checkpointing": True},
+            [],
+        ),
         ({"target_modules": ["a"]}, ["target_modules"]),
         ({"fsdp": {"optim_step_prefetch_layers": 2}}, ["fsdp.optim_step_prefetch_layers"]),
         ({"fsdp": {"shard_vision_across_sp": True}}, ["fsdp.shard_vision_across_sp"]),

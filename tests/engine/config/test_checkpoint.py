@@ -10,7 +10,9 @@ from fsdpbench.errors import ConfigError
 
 def test_defaults():
     meta = SaveLoadMeta(path="/somewhere")
-    assert (meta.path, meta.weight_format, meta.with_optim) == ("/somewhere", "hf", False)
+    assert (meta.path, meta.weight_format) == ("/somewhere", "hf")
+    assert not meta.with_optim
+    assert not meta.asynchronous
 
 
 @pytest.mark.parametrize(
@@ -19,7 +21,9 @@ def test_defaults():
         ({}, "path"),
         ({"path": ""}, "path"),
         ({"path": "x", "weight_format": "safetensors"}, "weight_format"),
-        ({"path": "x", "with_optim": True}, "with_optim"),
+        ({"path": "x", "weight_format": "adapter", "with_optim": True}, "with_optim"),
+        ({"path": "x", "asynchronous": True}, "asynchronous"),
+        ({"path": "x", "weight_format": "adapter", "asynchronous": True}, "asynchronous"),
     ],
 )
 def test_refusals(values, where):
@@ -28,5 +32,10 @@ def test_refusals(values, where):
     assert [v.where for v in caught.value.violations] == [where]
 
 
-def test_dcp_may_hold_the_optimizer():
-    assert SaveLoadMeta(path="x", weight_format="dcp", with_optim=True).with_optim
+@pytest.mark.parametrize("weight_format", ["hf", "dcp"])
+def test_whole_models_may_hold_the_optimizer(weight_format):
+    assert SaveLoadMeta(path="x", weight_format=weight_format, with_optim=True).with_optim
+
+
+def test_dcp_may_be_written_in_the_background():
+    assert SaveLoadMeta(path="x", weight_format="dcp", asynchronous=True).asynchronous

@@ -15,6 +15,9 @@ def test_defaults():
         "memory_efficient_load": False,
         "per_layer_optim_step": False,
         "optim_step_prefetch_layers": 1,
+        "reshard_after_forward": True,
+        "forward_prefetch_layers": 0,
+        "backward_prefetch_layers": 0,
         "shard_vision_across_sp": False,
     }
     assert FSDPWrapPolicy().transformer_layer_cls_to_wrap is None

@@ -21,6 +21,7 @@ GUIDE_DEFAULTS = {
     "pad_to_maximum": False,
     "disable_dropout": False,
     "gradient_checkpointing": False,
+    "gradient_checkpointing_policy": "full",
     "dtype": "bfloat16",
     "grad_reduce_dtype": "float32",
     "optimizer_dtype": "float32",
@@ -50,6 +51,18 @@ def test_there_are_no_other_fields():
 
 ADAM = {"type": "adam"}
 REFUSED = {
+    "bf16 masters under fp32": (
+        {
+            "dtype": "float32",
+            "optimizer_dtype": "bfloat16",
+            "optimizer": {"type": "adam_bf16"},
+        },
+        {"optimizer_dtype"},
+    ),
+    "bf16 reduction under fp32": (
+        {"dtype": "float32", "grad_reduce_dtype": "bfloat16", "optimizer": {}},
+        {"grad_reduce_dtype"},
+    ),
     "load without weights": (
         {"init_from_scratch": True, "fsdp": {"memory_efficient_load": True}},
         {"fsdp.memory_efficient_load"},
@@ -166,6 +179,19 @@ def test_backend_gives_the_strategy():
     assert config.parallel_strategy == FSDPParallelStrategy(
         data_parallel_size=2, context_parallel_size=4, tensor_parallel_size=2
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, False),
+        ({"fsdp": {"memory_efficient_load": True}}, True),
+        ({"use_lora": True}, True),
+        ({"use_lora": True, "init_from_scratch": True}, False),
+    ],
+)
+def test_broadcast_of_weights(values, expected):
+    assert TrainEngineConfig(**values).broadcasts_weights is expected
 
 
 def test_lora_scaling():
