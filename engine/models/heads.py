@@ -15,7 +15,13 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from fsdpbench.engine.models.facts import ModelFacts
+from fsdpbench.engine.models.lora import AdapterSettings
 from fsdpbench.engine.ops.logprobs import fused_logprobs
+from fsdpbench.engine.parallel.adapters import (
+    is_adapter_name,
+    name_in_adapter_file,
+    name_without_adapter,
+)
 from fsdpbench.engine.parallel.attention import CPU_FLASH, AttentionContext
 from fsdpbench.engine.parallel.attention_kernels import AttentionKernel
 from fsdpbench.engine.parallel.sequence import gather_sequence
@@ -33,12 +39,14 @@ class PolicyModel(nn.Module):
         *,
         logprobs_chunk_size: int,
         initial_values: Mapping[str, torch.Tensor],
+        adapters: AdapterSettings | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.facts = facts
         self.logprobs_chunk_size = logprobs_chunk_size
         self.initial_values = initial_values  # of norm weights, for weights from scratch
+        self.adapters = adapters  # None: all weights are trained
         self.attention_kernel: AttentionKernel = CPU_FLASH  # chosen when the model is parallelized
 
     @property
@@ -51,15 +59,34 @@ class PolicyModel(nn.Module):
         """Probability with which attention weights are dropped in training."""
         return getattr(self.backbone.config, "attention_dropout", None) or 0.0
 
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """The weight [vocabulary, hidden] that makes logits; read past its module's forward."""
+        return self.backbone.get_parameter(f"{self.facts.family.head}.weight")
+
     def named_hf_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield parameters under their names in a Hugging Face checkpoint; tied ones once."""
+        """Yield parameters under their names in a Hugging Face checkpoint; tied ones once.
+
+        Those of adapters, which such a checkpoint lacks, are left out.
+        """
         for name, parameter in self.named_parameters():
-            yield self.name_in_checkpoint(name), parameter
+            if not is_adapter_name(name):
+                yield self.name_in_checkpoint(name), parameter
+
+    def named_adapter_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the adapters' parameters under their names in peft's files."""
+        for name, parameter in self.named_parameters():
+            if is_adapter_name(name):
+                yield name_in_adapter_file(name.removeprefix(f"{BACKBONE}.")), parameter
+
+    def named_trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield what an optimizer updates: the adapters if there are any, else all weights."""
+        yield from (self.named_adapter_parameters if self.adapters else self.named_hf_parameters)()
 
     @staticmethod
     def name_in_checkpoint(name: str) -> str:
         """Return what a Hugging Face checkpoint calls this parameter or buffer of ours."""
-        return name.removeprefix(f"{BACKBONE}.")
+        return name_without_adapter(name.removeprefix(f"{BACKBONE}."))
 
     def forward(
         self,
@@ -83,7 +110,7 @@ class PolicyModel(nn.Module):
             use_cache=False,
             attention_context=context,
         ).last_hidden_state[0]
-        weight: torch.Tensor = self.backbone.get_parameter(f"{self.facts.family.head}.weight")
+        weight = self.head_weight
         tp_group, vocab_start = None, 0
         if isinstance(weight, DTensor):  # vocabulary rows over tp, hidden states over the sequence
             tp_group = weight.device_mesh.get_group()

@@ -14,9 +14,11 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.adapter_targets import resolve_targets
 from fsdpbench.engine.models.demo import is_demo_model, prepare_demo_model
 from fsdpbench.engine.models.facts import read_model_config, read_model_facts
 from fsdpbench.engine.models.heads import PolicyModel
+from fsdpbench.engine.models.lora import AdapterSettings, inject_adapters
 from fsdpbench.engine.models.meta import build_meta_backbone
 from fsdpbench.engine.models.preset_files import prepare_preset
 from fsdpbench.engine.models.presets import PRESETS
@@ -59,25 +61,35 @@ def load_tokenizer(
 
 
 def build_meta_model(config: TrainEngineConfig, source: Path) -> PolicyModel:
-    """Build the model with master weights' dtype and without storage, in training mode."""
+    """Build the model without storage, in training mode.
+
+    Weights that are trained have `optimizer_dtype`. With use_lora those are the adapters, and the
+    frozen base has the computation's dtype.
+    """
     facts = read_model_facts(str(source))
     hf_config = load_hf_config(source, trust_remote_code=config.trust_remote_code)
     if config.disable_dropout:
         disable_dropout_of(hf_config)
     backbone, initial_values = build_meta_backbone(
         hf_config,
-        getattr(torch, config.optimizer_dtype),
+        getattr(torch, config.dtype if config.use_lora else config.optimizer_dtype),
         trust_remote_code=config.trust_remote_code,
     )
     if config.disable_dropout:
         for module in backbone.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+    adapters = None
+    if config.use_lora:
+        targets = resolve_targets(config.target_modules, facts)
+        adapters = AdapterSettings(config.lora_rank, config.lora_alpha, targets)
+        inject_adapters(backbone, adapters, getattr(torch, config.optimizer_dtype))
     model = PolicyModel(
         backbone,
         facts,
         logprobs_chunk_size=config.logprobs_chunk_size,
         initial_values=initial_values,
+        adapters=adapters,
     )
     return model.train()
 

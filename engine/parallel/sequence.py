@@ -40,6 +40,18 @@ def gather_sequence_replicated(x: torch.Tensor, group: dist.ProcessGroup, dim: i
     return gathered
 
 
+def scatter_sequence_sum(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """Sum the ranks' tensors and keep this rank's slice along `dim`; the gradient is gathered.
+
+    The inverse of `gather_sequence`: x is a summand of the whole, `dim` divides by the group's
+    size. Collective over: `group`.
+    """
+    if group.size() == 1:
+        return x
+    own: torch.Tensor = _ScatterSum.apply(x, group, dim)  # type: ignore[no-untyped-call]
+    return own
+
+
 def exchange_all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Send x[i] to rank i and receive into y[j] what rank j sent; `x` is [ranks, ...].
 
@@ -59,10 +71,18 @@ class _GatherSumBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        stacked = torch.stack(gradient.chunk(ctx.group.size(), dim=ctx.dim))  # [ranks, ...]
-        own = torch.empty_like(stacked[0])
-        _reduce_scatter_flat(own, stacked.flatten(0, 1), group=ctx.group)
-        return own, None, None
+        return _reduce_scatter(gradient, ctx.group, ctx.dim), None, None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _reduce_scatter(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _all_gather(gradient, ctx.group, ctx.dim), None, None
 
 
 class _GatherSliceBackward(torch.autograd.Function):
@@ -98,6 +118,13 @@ def all_gather_first_dim(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Ten
 def _all_gather(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     gathered = all_gather_first_dim(x, group)
     return gathered if dim == 0 else torch.cat(gathered.chunk(group.size()), dim=dim)
+
+
+def _reduce_scatter(x: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    stacked = torch.stack(x.chunk(group.size(), dim=dim))  # [ranks, ...]
+    own = torch.empty_like(stacked[0])
+    _reduce_scatter_flat(own, stacked.flatten(0, 1), group=group)
+    return own
 
 
 def _all_to_all(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -20,6 +20,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fsdpbench.engine.parallel.adapters import (
+    BASE_LAYER,
+    apply_adapter_parallel,
+    find_adapted_layers,
+)
 from fsdpbench.engine.parallel.styles import GatherSequenceInput, ReplicateParallel
 from fsdpbench.engine.parallel.tensor_plans import TensorStyle, plan_layer, plan_model
 from fsdpbench.errors import ConfigError, Violation, list_names
@@ -37,7 +42,11 @@ def apply_tensor_parallel(backbone: nn.Module, tp_mesh: DeviceMesh, family: Fami
     shared = find_tied_parameters(backbone)
     parallelize_module(backbone, tp_mesh, build_styles(plan_model(family)))
     for layer in backbone.get_submodule(family.layers).children():
-        parallelize_module(layer, tp_mesh, build_styles(plan_layer(family)))
+        plan, adapted = plan_layer(family), find_adapted_layers(layer)
+        bases = {f"{p}.{BASE_LAYER}" if p in adapted else p: style for p, style in plan.items()}
+        parallelize_module(layer, tp_mesh, build_styles(bases))
+        for path, adapted_layer in adapted.items():
+            apply_adapter_parallel(adapted_layer, plan[path], tp_mesh)
     tie_parameters(backbone, shared)
     plain = [n for n, p in backbone.named_parameters() if not isinstance(p, DTensor)]
     if plain:
