@@ -34,6 +34,7 @@ from fsdpbench.log import get_logger, warn_once
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch.distributed.fsdp import FSDPModule
     from torch.optim.lr_scheduler import LRScheduler
 
     from fsdpbench.engine.config.parallel import ParallelStrategy
@@ -54,6 +55,7 @@ class EngineParts:
     optimizer: ShardedOptimizer | None  # None: inference only
     scheduler: LRScheduler | None
     tracer: Tracer
+    units: tuple[FSDPModule, ...]  # what FSDP2 gathers together, the root last
     source: Path  # folder that the configuration and the tokenizer came from
 
 
@@ -117,7 +119,7 @@ def build_parts(
             source = resolve_path(config)
             model = build_meta_model(config, source)
         with tracer.span("parallelize", "compute"):
-            parallelize_model(model, config, meshes, device)
+            units = parallelize_model(model, config, meshes, device)
         started = time.perf_counter()
         with tracer.span("load", "io"):
             materialize_model(model, config, source, meshes, device)
@@ -138,5 +140,6 @@ def build_parts(
         optimizer=optimizer,
         scheduler=scheduler,
         tracer=tracer,
+        units=units,
         source=source,
     )

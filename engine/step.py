@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -38,8 +38,6 @@ from fsdpbench.engine.protocols import LossFn, LossInputs, LossOutputs
 from fsdpbench.log import get_logger, warn_once
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
-
     from fsdpbench.engine.setup import EngineParts
 
 Batch = Mapping[str, torch.Tensor]
@@ -146,16 +144,18 @@ def run_microbatches(
 
 @contextmanager
 def resharding(parts: EngineParts) -> Iterator[None]:
-    """Free the root's gathered parameters at the end of the `with` body. Local.
+    """Free gathered parameters at the end of the `with` body. Local.
 
-    FSDP2 keeps them after a forward pass for the backward pass, which frees them. Without one they
-    would stay: whoever asks for the parameters then gets the gathered copies in the compute dtype
-    instead of the masters, and later forwards would use them in spite of a step or load in between.
+    After a forward pass FSDP2 keeps the root's parameters (without reshard_after_forward, every
+    unit's) for the backward pass, which frees them. Without one they would stay: whoever asks for
+    the parameters then gets the gathered copies in the compute dtype instead of the masters, and
+    later forwards would use them in spite of a step or load in between.
     """
     try:
         yield
     finally:
-        cast("FSDPModule", parts.model).reshard()  # fully_shard gave it the method
+        for unit in parts.units:
+            unit.reshard()
 
 
 def reduce_losses(

@@ -34,8 +34,23 @@ if TYPE_CHECKING:
     from fsdpbench.engine.batching.containers import PackedMicroBatch
 
 REGISTERED_NAME = "fsdpbench_packed"  # in transformers' registry, and as attn_implementation
-CPU_FLASH = AttentionKernel("cpu_flash", cpu_flash)
-SDPA = AttentionKernel("sdpa", sdpa, has_dropout=True)
+CPU_FLASH = AttentionKernel(
+    "cpu_flash", cpu_flash, operators=("aten::_scaled_dot_product_flash_attention_for_cpu",)
+)
+SDPA = AttentionKernel(
+    "sdpa",
+    sdpa,
+    has_dropout=True,
+    operators=tuple(
+        f"aten::_scaled_dot_product_{kind}"
+        for kind in (
+            "flash_attention",
+            "flash_attention_for_cpu",
+            "efficient_attention",
+            "cudnn_attention",
+        )
+    ),
+)
 EAGER = AttentionKernel("eager", eager, has_dropout=True)
 INSTALL_LINES = {
     "flash_attention_3": "build hopper/ of the flash-attention sources, or use flash_attention_2",

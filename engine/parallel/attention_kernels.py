@@ -48,6 +48,7 @@ class AttentionKernel:
     name: str
     run: KernelFunction
     has_dropout: bool = False
+    operators: tuple[str, ...] = ()  # names under which torch's dispatcher sees it; none: unseen
 
 
 def cpu_flash(
@@ -129,7 +130,7 @@ def load_varlen_attn() -> AttentionKernel:
         attended: torch.Tensor = output
         return attended
 
-    return AttentionKernel("varlen_attn", run)
+    return AttentionKernel("varlen_attn", run, operators=("torch_attn::_varlen_attn",))
 
 
 def wrap_flash_package(name: str, function: Callable[..., Any]) -> AttentionKernel:
@@ -155,7 +156,9 @@ def wrap_flash_package(name: str, function: Callable[..., Any]) -> AttentionKern
         attended: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return attended
 
-    return AttentionKernel(name, run)
+    # version 2 is a custom operator; the others call their extension past torch's dispatcher
+    seen = ("flash_attn::_flash_attn_varlen_forward",) if name == "flash_attn" else ()
+    return AttentionKernel(name, run, operators=seen)
 
 
 def _attend_by_sequence(

@@ -7,13 +7,15 @@ its loss by the axis size). The wrapping runs at size 1 too: it is what brings m
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -32,18 +34,80 @@ def apply_fsdp2(
     layer_class: str,
     compute_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
-) -> None:
+    root_parameters: Collection[nn.Parameter] = (),
+) -> list[FSDPModule]:
     """Wrap the modules that the policy names (`layer_class` by default), then the root, in place.
 
-    After tensor parallelism and checkpointing, before any parameter has storage.
+    After tensor parallelism and checkpointing, before any parameter has storage. Returns the units,
+    the root last. `root_parameters` are read outside their modules' forward, so only the root may
+    hold them. Raises ConfigError for a class that the model lacks and for units that would share or
+    miss a parameter.
     """
     mixed_precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduce_dtype)
     offload = build_offload_policy(config.offload_params, fsdp_mesh.device_type)
     policy = config.wrap_policy
     names = (policy.transformer_layer_cls_to_wrap if policy else None) or (layer_class,)
+    modules = find_modules_to_wrap(model, names)
+    check_units(model, modules, root_parameters)
     move_buffers(model, device)
-    for module in (*find_modules_to_wrap(model, names), model):
-        fully_shard(module, mesh=fsdp_mesh, mp_policy=mixed_precision, offload_policy=offload)
+    for module in modules:
+        fully_shard(
+            module,
+            mesh=fsdp_mesh,
+            mp_policy=mixed_precision,
+            offload_policy=offload,
+            reshard_after_forward=config.reshard_after_forward,
+        )
+    # what the root gathers is needed again at once, at the beginning of the backward pass
+    fully_shard(model, mesh=fsdp_mesh, mp_policy=mixed_precision, offload_policy=offload)
+    units = [cast("FSDPModule", module) for module in (*modules, model)]
+    apply_prefetch(units, config.forward_prefetch_layers, config.backward_prefetch_layers)
+    return units
+
+
+def apply_prefetch(units: Sequence[FSDPModule], forward: int, backward: int) -> None:
+    """Let each unit gather that many units ahead of itself, issued early from the host.
+
+    `units` end with the root; the others come in the reverse of the order in which they run. 0
+    leaves FSDP2's own way.
+    """
+    *layers, root = units
+    order = [root, *reversed(layers)]
+    for index, unit in enumerate(order):
+        if forward:
+            unit.set_modules_to_forward_prefetch(order[index + 1 : index + 1 + forward])
+        if backward:
+            # the root's own backward comes first, then the layers from the last one down
+            before = layers if unit is root else order[1:index][::-1]
+            unit.set_modules_to_backward_prefetch(list(before[:backward]))
+
+
+def check_units(
+    model: nn.Module, modules: Sequence[nn.Module], root_parameters: Collection[nn.Parameter]
+) -> None:
+    """Refuse units that cut a tied parameter in two or take one that the root must hold."""
+    held_by: dict[nn.Parameter, nn.Module] = {}
+    problems: list[str] = []
+    for name, module in model.named_modules():
+        path = [module, *(model.get_submodule(parent) for parent in parents_of(name))]
+        unit = next((step for step in path if any(step is one for one in modules)), model)
+        for leaf, parameter in module.named_parameters(recurse=False):
+            read_by_root = any(parameter is one for one in root_parameters)
+            if unit is not model and read_by_root:
+                problems.append(f"the root itself reads {name}.{leaf}, so no unit may hold it")
+            elif held_by.setdefault(parameter, unit) is not unit:
+                problems.append(f"{name}.{leaf} is tied to a parameter of another unit")
+    if problems:
+        where = "fsdp.wrap_policy.transformer_layer_cls_to_wrap"
+        found = ", ".join(sorted({type(module).__name__ for module in modules}))
+        remedy = "wrap decoder layers, or parts of them"
+        raise ConfigError([Violation(where, found, text, remedy) for text in problems])
+
+
+def parents_of(name: str) -> list[str]:
+    """List the modules above a dotted name, the nearest first, without the root."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
 
 
 def move_buffers(model: nn.Module, device: torch.device | str) -> None:

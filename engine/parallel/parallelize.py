@@ -13,13 +13,18 @@ import torch
 
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.parallel.attention import check_attention_dropout, choose_attention_kernel
-from fsdpbench.engine.parallel.checkpointing import apply_activation_checkpointing
+from fsdpbench.engine.parallel.checkpointing import (
+    apply_activation_checkpointing,
+    plan_kept_operators,
+)
 from fsdpbench.engine.parallel.fsdp import apply_fsdp2
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.tensor import apply_tensor_parallel
 from fsdpbench.log import get_logger
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
     from fsdpbench.engine.device import Device
     from fsdpbench.engine.models.heads import PolicyModel
 
@@ -28,8 +33,8 @@ logger = get_logger(__name__)
 
 def parallelize_model(
     model: PolicyModel, config: TrainEngineConfig, meshes: DeviceMeshes, device: Device
-) -> str:
-    """Spread a meta-device model over the meshes, in place; return the attention kernel's name."""
+) -> tuple[FSDPModule, ...]:
+    """Spread a meta-device model over the meshes, in place; return its units, the root last."""
     family = model.facts.family
     compute_dtype = getattr(torch, config.dtype)
     kernel = choose_attention_kernel(config.attn_impl, device.type, compute_dtype)
@@ -39,8 +44,12 @@ def parallelize_model(
         apply_tensor_parallel(model.backbone, meshes.tp, family)
     model.attention_kernel = kernel  # under context parallelism it runs between two all-to-alls
     if config.gradient_checkpointing:
-        apply_activation_checkpointing(model.backbone, preserve_rng=model.attention_dropout > 0)
-    apply_fsdp2(
+        apply_activation_checkpointing(
+            model.backbone,
+            preserve_rng=model.attention_dropout > 0,
+            kept_operators=plan_kept_operators(config.gradient_checkpointing_policy, kernel),
+        )
+    units = apply_fsdp2(
         model,
         meshes.fsdp,
         config.fsdp,
@@ -48,7 +57,8 @@ def parallelize_model(
         layer_class=family.decoder_layer_cls,
         compute_dtype=compute_dtype,
         reduce_dtype=getattr(torch, config.grad_reduce_dtype),
+        root_parameters=[model.head_weight],
     )
     if meshes.rank == 0:
         logger.info("attention kernel: %s", kernel.name)
-    return kernel.name
+    return tuple(units)

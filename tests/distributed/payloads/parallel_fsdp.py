@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from fsdpbench.engine.config.fsdp import FSDPEngineConfig, FSDPWrapPolicy
 from fsdpbench.engine.parallel.fsdp import apply_fsdp2
@@ -22,22 +23,31 @@ class Layer(nn.Module):
         return self.b(self.a(x))
 
 
-def list_units(rank: int, world_size: int, classes: list[str] | None) -> dict[str, Any]:
+def is_gathered(layer: nn.Module) -> bool:
+    return not isinstance(layer.a.weight, DTensor)
+
+
+def list_units(
+    rank: int, world_size: int, classes: list[str] | None, fields: dict[str, Any]
+) -> dict[str, Any]:
     model = nn.Sequential(Layer(), Layer())
     policy = FSDPWrapPolicy(transformer_layer_cls_to_wrap=classes) if classes else None
     apply_fsdp2(
         model,
         init_device_mesh("cpu", (world_size,), mesh_dim_names=("fsdp",)),
-        FSDPEngineConfig(wrap_policy=policy),
+        FSDPEngineConfig(wrap_policy=policy, **fields),
         device=torch.device("cpu"),
         layer_class="Layer",
         compute_dtype=torch.bfloat16,
         reduce_dtype=torch.float32,
     )
     output = model(torch.ones(1, 4))
+    after_forward = [is_gathered(layer) for layer in model]
     output.float().sum().backward()
     weight = model[0].a.weight
     return {
+        "gathered after forward": after_forward,
+        "gradient sum": float(sum(p.grad.to_local().double().sum() for p in model.parameters())),
         "units": [name for name, m in model.named_modules() if isinstance(m, FSDPModule)],
         "dtypes": {
             "master": str(weight.dtype),

@@ -6,7 +6,13 @@ import pytest
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from fsdpbench.engine.parallel.fsdp import build_offload_policy, find_modules_to_wrap
+from fsdpbench.engine.parallel.fsdp import (
+    apply_prefetch,
+    build_offload_policy,
+    check_units,
+    find_modules_to_wrap,
+    parents_of,
+)
 from fsdpbench.errors import ConfigError
 from tests.distributed.pool import run_on_ranks
 
@@ -49,10 +55,81 @@ def test_only_cuda_pins_offloaded_shards():
     [(None, ["", "0", "1"]), (["Linear"], ["", "0.a", "0.b", "1.a", "1.b"])],
 )
 def test_units_follow_the_policy(classes, units):
-    for found in run_on_ranks(f"{POLICIES}:list_units", 2, classes=classes):
+    for found in run_on_ranks(f"{POLICIES}:list_units", 2, classes=classes, fields={}):
         assert found["units"] == units
         assert found["dtypes"] == {
             "master": "torch.float32",
             "compute": "torch.bfloat16",
             "gradient": "torch.float32",
         }
+
+
+@pytest.mark.parametrize(
+    ("fields", "gathered"),
+    [
+        ({}, [False, False]),
+        ({"reshard_after_forward": False}, [True, True]),
+        ({"forward_prefetch_layers": 1, "backward_prefetch_layers": 2}, [False, False]),
+    ],
+    ids=["default", "kept", "prefetch"],
+)
+def test_layers_rest_as_asked_after_forward_and_gradients_stay(fields, gathered):
+    plain = run_on_ranks(f"{POLICIES}:list_units", 2, classes=None, fields={})
+    for found, other in zip(
+        run_on_ranks(f"{POLICIES}:list_units", 2, classes=None, fields=fields), plain, strict=True
+    ):
+        assert found["gathered after forward"] == gathered
+        assert found["gradient sum"] == other["gradient sum"]
+
+
+class Unit:
+    """Records what it was told, in the place of an FSDP module."""
+
+    def __init__(self, name):
+        self.name, self.forward, self.backward = name, None, None
+
+    def set_modules_to_forward_prefetch(self, units):
+        self.forward = [unit.name for unit in units]
+
+    def set_modules_to_backward_prefetch(self, units):
+        self.backward = [unit.name for unit in units]
+
+
+def test_prefetch_follows_the_order_of_the_passes():
+    layers = [Unit(name) for name in "cba"]  # as find_modules_to_wrap lists them
+    root = Unit("root")
+    apply_prefetch([*layers, root], 2, 1)
+    assert [unit.forward for unit in (root, *layers[::-1])] == [["a", "b"], ["b", "c"], ["c"], []]
+    assert [unit.backward for unit in (root, *layers)] == [["c"], ["b"], ["a"], []]
+
+
+def test_no_prefetch_leaves_torch_alone():
+    units = [Unit("a"), Unit("root")]
+    apply_prefetch(units, 0, 0)
+    assert all(unit.forward is None and unit.backward is None for unit in units)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.outer, self.head = nn.Linear(2, 2), Outer(), nn.Linear(2, 2)
+        self.outer.inner.register_parameter("weight", self.embedding.weight)
+
+
+def test_a_tied_parameter_stays_in_one_unit():
+    model = Tied()
+    with pytest.raises(ConfigError, match=r"outer\.inner\.weight is tied to a parameter of another"):
+        check_units(model, [model.outer], ())
+    check_units(model, [], ())
+    check_units(model, [model.head], ())
+
+
+def test_what_the_root_reads_stays_in_the_root():
+    model = Tied()
+    with pytest.raises(ConfigError, match=r"the root itself reads head\.weight"):
+        check_units(model, [model.head], [model.head.weight])
+
+
+def test_parents_come_from_the_nearest():
+    assert parents_of("a.b.c") == ["a.b", "a"]
+    assert parents_of("a") == parents_of("") == []
