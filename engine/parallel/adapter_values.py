@@ -6,8 +6,10 @@ its base. Each rank makes or reads its own shards without communication.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from fsdpbench.engine.parallel.adapters import LORA_B
 from fsdpbench.engine.parallel.regions import local_shard, plan_local_region
 from fsdpbench.engine.parallel.seeded_weights import seed_of
-from fsdpbench.errors import CheckpointError, list_names
+from fsdpbench.engine.parallel.weight_files import describe_mismatch
+from fsdpbench.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fsdpbench.engine.config.train import TrainEngineConfig
@@ -49,48 +52,34 @@ def draw_factor(
     return torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
 
 
-def read_adapters(model: PolicyModel, file: Path) -> None:
-    """Copy this rank's region of every adapter from a safetensors file of peft.
-
-    Raises CheckpointError naming what is missing, unexpected or of another shape; then no value has
-    changed.
-    """
-    parameters = dict(model.named_adapter_parameters())
-    try:
-        with safe_open(file, framework="pt") as content:
-            stored = {name: content.get_slice(name) for name in content.keys()}  # noqa: SIM118
-            found = {name: tuple(part.get_shape()) for name, part in stored.items()}
-            check_adapter_shapes(file, found, {n: tuple(p.shape) for n, p in parameters.items()})
-            for name, parameter in parameters.items():
-                shard = local_shard(parameter)
-                if shard.numel():
-                    shard.copy_(stored[name][plan_local_region(parameter)])
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-
-
-def check_adapter_shapes(
-    file: Path, found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]
-) -> None:
-    """Raise CheckpointError unless a file holds the adapters of the model and no others."""
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted]
-    wrong = [
-        f"{name} (file {list(found[name])}, model {list(shape)})"
-        for name, shape in wanted.items()
-        if found.get(name, shape) != shape
-    ]
-    problems = [
-        f"{what} {list_names(names)}"
-        for what, names in (
-            ("missing", missing),
-            ("not of this model:", unexpected),
-            ("of another shape:", wrong),
-        )
-        if names
-    ]
+def check_adapter_file(model: PolicyModel, file: Path) -> None:
+    """Raise CheckpointError unless a safetensors file holds the model's adapters and no others."""
+    wanted = {name: parameter.shape for name, parameter in model.named_adapter_parameters()}
+    with open_adapter_file(file) as content:
+        names = content.keys()
+        found = {name: torch.Size(content.get_slice(name).get_shape()) for name in names}
+    problems = describe_mismatch(wanted, found)
     if problems:
         raise CheckpointError(
             f"{file}: {'; '.join(problems)}. Use the path, target_modules and lora_rank that the "
             "adapters were trained with."
         )
+
+
+def read_adapters(model: PolicyModel, file: Path) -> None:
+    """Copy this rank's region of every adapter from a file that `check_adapter_file` accepts."""
+    with open_adapter_file(file) as content:
+        for name, parameter in model.named_adapter_parameters():
+            shard = local_shard(parameter)
+            if shard.numel():  # a rank may hold nothing of a factor with few rows
+                shard.copy_(content.get_slice(name)[plan_local_region(parameter)])
+
+
+@contextmanager
+def open_adapter_file(file: Path) -> Iterator[Any]:  # safetensors' class is not typed
+    """Open a safetensors file; whatever is wrong with it becomes a CheckpointError."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            yield content
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
