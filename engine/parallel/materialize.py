@@ -1,31 +1,44 @@
 """From a parallelized meta model to one with values, each rank making only its own part.
 
-A `WeightSource` answers for one region of one named tensor at a time, so a rank never holds more
-than its shards and the region in flight. Tied names are one parameter and are filled once, under
-the first.
+Weights of a folder come in buckets, so a rank never holds more than its shards and the buckets in
+flight: either every rank reads its own rows, or rank 0 reads and all hear. Tied names are one
+parameter and are filled once, under the first.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.device import Device
+from fsdpbench.engine.parallel.agreement import Agreement
+from fsdpbench.engine.parallel.bucket_reader import FileSource, MemorySource, PieceSource
+from fsdpbench.engine.parallel.host_shards import allocate_host_shard
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.regions import Region, local_shard, plan_local_region
 from fsdpbench.engine.parallel.seeded_weights import SeededWeights
 from fsdpbench.engine.parallel.tensor import find_tied_parameters, tie_parameters
+from fsdpbench.engine.parallel.weight_buckets import BUCKET_BYTES
 from fsdpbench.engine.parallel.weight_files import SafetensorsWeights
-from fsdpbench.errors import CheckpointError, list_names
+from fsdpbench.engine.parallel.weight_plan import (
+    MemoryCatalog,
+    WeightPlan,
+    build_targets,
+    check_tied_copies,
+    plan_weights,
+    share_plan,
+)
+from fsdpbench.engine.parallel.weight_stream import WHAT, broadcast_buckets, read_buckets
+from fsdpbench.errors import list_names
 from fsdpbench.log import get_logger, warn_once
 
 if TYPE_CHECKING:
-    from fsdpbench.engine.device import Device
     from fsdpbench.engine.models.heads import PolicyModel
 
 
@@ -53,71 +66,86 @@ def materialize_model(
 ) -> None:
     """Allocate the shards of a parallelized meta model and fill them from `source` or at random.
 
-    Every rank reads for itself, without communication. Shards lie on the CPU under offload_params.
+    Shards lie on the CPU under offload_params. Only where `config.broadcasts_weights` is true do
+    ranks communicate, and only rank 0 needs the weights of `source`. Collective over: the world.
     """
-    allocate_shards(model, "cpu" if config.fsdp.offload_params else device.torch_device)
+    allocate_shards(model, device, in_host_memory=config.fsdp.offload_params)
     if not config.init_from_scratch:
-        fill_from_folder(model, source)
+        load_folder(model, source, meshes, device, broadcast=config.broadcasts_weights)
         return
     weights = SeededWeights(
         config.seed, model.initializer_range, device.torch_device, model.initial_values
     )
-    fill_parameters(model, weights)
+    fill_parameters(dict(model.named_hf_parameters()), weights)
 
 
-def fill_from_folder(model: PolicyModel, folder: Path) -> None:
-    """Read this rank's shards from a Hugging Face folder. No communication.
+def load_folder(
+    model: PolicyModel,
+    folder: Path,
+    meshes: DeviceMeshes,
+    device: Device,
+    *,
+    broadcast: bool,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> None:
+    """Fill an existing model from a Hugging Face folder; rank 0 logs bytes and time.
+
+    With `broadcast` rank 0 reads and all hear; an error of one rank is raised on all. Without it
+    each rank reads its own rows, there is no communication, and an error is this rank's alone.
+    Collective over: the world, with `broadcast`.
+    """
+    started = time.perf_counter()
+    if broadcast:
+        plan = broadcast_folder(model, folder, meshes, device, bucket_bytes)
+    else:
+        plan = fill_from_folder(model, folder, bucket_bytes)
+    device.synchronize()
+    if meshes.rank == 0:
+        seconds, gigabytes = time.perf_counter() - started, plan.num_bytes / 1e9
+        how = "broadcast" if broadcast else "read by rank 0"
+        logger.info(
+            "weights: %.2f GB %s in %.1f s (%.1f GB/s)",
+            gigabytes,
+            how,
+            seconds,
+            gigabytes / seconds,
+        )
+
+
+def fill_from_folder(
+    model: PolicyModel, folder: Path, bucket_bytes: int = BUCKET_BYTES
+) -> WeightPlan:
+    """Read this rank's shards from a Hugging Face folder; return what was read. No communication.
 
     Tensors that the model has no place for are named in a warning, but a head that the model ties
     must be the embedding it is tied to, or the folder means another model.
     """
-    weights = SafetensorsWeights(folder)
-    fill_parameters(model, weights)
-    unused = weights.find_unused([name for name, _ in model.named_hf_parameters()])
-    differing = []
-    for first, *others in find_tied_parameters(model):
-        parameter = model.get_parameter(first)
-        shard, region = local_shard(parameter), plan_local_region(parameter)
-        for name in map(model.name_in_checkpoint, others):
-            if name not in unused:
-                continue
-            unused.remove(name)
-            weights.check_names({name: parameter.shape})
-            values = weights.read(name, parameter.shape, region)
-            if not torch.equal(values.to(shard), shard):
-                differing.append(name)
-    if differing:
-        raise CheckpointError(
-            f"{folder}: {list_names(differing)} differs from the weight that config.json ties it "
-            "to. Set tie_word_embeddings to false there, or remove the tensor."
-        )
-    if unused:
-        warn_once(logger, f"{folder}: the model does not read {list_names(unused)}")
+    plan = plan_weights(model, SafetensorsWeights(folder), own_rows=True, bucket_bytes=bucket_bytes)
+    targets = build_targets(model, plan)
+    read_buckets(plan.buckets, FileSource(), targets, find_resting_device(model))
+    check_tied_copies(targets, plan)
+    warn_of_unused(plan)
+    return plan
 
 
-def allocate_shards(model: nn.Module, device: torch.device | str) -> None:
-    """Give meta parameters storage without values on `device`; buffers and ties stay."""
-    buffers = dict(model.named_buffers())
-    shared = find_tied_parameters(model)
-    model.to_empty(device=device)
-    tie_parameters(model, shared)
-    for name, values in buffers.items():
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, values)
+def broadcast_folder(
+    model: PolicyModel, folder: Path, meshes: DeviceMeshes, device: Device, bucket_bytes: int
+) -> WeightPlan:
+    """Let rank 0 read a Hugging Face folder for all; as `fill_from_folder` otherwise.
 
-
-def fill_parameters(model: PolicyModel, weights: WeightSource) -> None:
-    """Copy this rank's region of every parameter from `weights`.
-
-    Calls `read` for every parameter in the same order on every rank, empty regions included.
+    Collective over: the world.
     """
-    parameters = dict(model.named_hf_parameters())
-    weights.check_names({name: parameter.shape for name, parameter in parameters.items()})
-    for name, parameter in parameters.items():
-        shard = local_shard(parameter)
-        values = weights.read(name, parameter.shape, plan_local_region(parameter))
-        # over to the shard's device first: the files' dtype is rarely the wider one
-        shard.copy_(values.to(shard.device))
+    own_plan = None
+    with Agreement(WHAT, meshes.cpu_group):
+        if meshes.rank == 0:
+            own_plan = plan_weights(
+                model, SafetensorsWeights(folder), own_rows=False, bucket_bytes=bucket_bytes
+            )
+    source = FileSource() if own_plan else None
+    plan = broadcast_weights(model, own_plan, source, meshes, device)
+    if meshes.rank == 0:
+        warn_of_unused(plan)
+    return plan
 
 
 def fsdp2_load_full_state_dict(
@@ -126,45 +154,74 @@ def fsdp2_load_full_state_dict(
     meshes: DeviceMeshes,
     device: Device,
 ) -> None:
-    """Broadcast rank 0's whole state dict, one tensor at a time, into everybody's shards.
+    """Broadcast rank 0's whole state dict, in buckets, into everybody's shards.
 
-    Other ranks may pass an empty mapping. At most one full tensor is in flight on each rank.
-    Collective over: the world.
+    Other ranks may pass an empty mapping. Names are those of a Hugging Face checkpoint; more than
+    the model has do not matter. Collective over: the world.
     """
-    fill_parameters(model, BroadcastWeights(full_state_dict, meshes, device.torch_device))
+    own_plan = None
+    with Agreement(WHAT, meshes.cpu_group):
+        if meshes.rank == 0:
+            own_plan = plan_weights(model, MemoryCatalog(full_state_dict), own_rows=False)
+    source = MemorySource(full_state_dict) if own_plan else None
+    broadcast_weights(model, own_plan, source, meshes, device)
 
 
-class BroadcastWeights:
-    """A source that rank 0 holds and everybody hears, in the order of the parameters."""
+def broadcast_weights(
+    model: PolicyModel,
+    own_plan: WeightPlan | None,
+    source: PieceSource | None,
+    meshes: DeviceMeshes,
+    device: Device,
+) -> WeightPlan:
+    """Tell all ranks rank 0's plan, carry it out and return it. Collective over: the world."""
+    plan = share_plan(own_plan, meshes)
+    with Agreement(WHAT, meshes.cpu_group):
+        targets = build_targets(model, plan)
+    broadcast_buckets(plan.buckets, source, targets, meshes, device)
+    with Agreement(WHAT, meshes.cpu_group):
+        check_tied_copies(targets, plan)
+    return plan
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], meshes: DeviceMeshes, device: torch.device
-    ) -> None:
-        self.tensors, self.meshes, self.device = tensors, meshes, device
-        self.dtypes: dict[str, torch.dtype] = {}
 
-    def check_names(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Let rank 0 compare and tell the others. Collective over: the world."""
-        problem = None
-        if self.meshes.rank == 0:
-            wrong = [
-                name
-                for name, shape in shapes.items()
-                if name not in self.tensors or self.tensors[name].shape != shape
-            ]
-            problem = f"missing or of another shape: {list_names(wrong)}" if wrong else None
-            self.dtypes = {name: tensor.dtype for name, tensor in self.tensors.items()}
-        verdict: list[Any] = [problem, self.dtypes]
-        dist.broadcast_object_list(verdict, group=self.meshes.cpu_group, group_src=0)
-        problem, self.dtypes = verdict
-        if problem:
-            raise CheckpointError(f"full_state_dict of rank 0: {problem}.")
+def warn_of_unused(plan: WeightPlan) -> None:
+    """Name the tensors that the model has no place for."""
+    if plan.unused:
+        warn_once(logger, f"{plan.origin}: the model does not read {list_names(plan.unused)}")
 
-    def read(self, name: str, shape: torch.Size, region: Region) -> torch.Tensor:
-        """Hear one tensor and keep the region. Collective over: the world."""
-        if self.meshes.rank == 0:
-            whole = self.tensors[name].to(self.device).contiguous()
+
+def find_resting_device(model: nn.Module) -> Device:
+    """Return the device on which the shards of a model rest."""
+    for parameter in model.parameters():
+        where = local_shard(parameter).device
+        return Device(where.type, where.index)
+    return Device("cpu")
+
+
+def allocate_shards(model: nn.Module, device: Device, *, in_host_memory: bool = False) -> None:
+    """Give meta parameters storage without values, tied ones once; buffers stay as they are.
+
+    Storage is handed over as a state dict, module by module: FSDP2 listens to that.
+    """
+    shared = find_tied_parameters(model)
+    for name, parameter in list(model.named_parameters()):
+        if in_host_memory:
+            values = allocate_host_shard(parameter, device)
         else:
-            whole = torch.empty(shape, dtype=self.dtypes[name], device=self.device)
-        dist.broadcast(whole, group_src=0)
-        return whole[region]
+            values = torch.empty_like(parameter, device=device.torch_device)
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner).load_state_dict({leaf: values}, strict=False, assign=True)
+    tie_parameters(model, shared)
+
+
+def fill_parameters(named: Mapping[str, nn.Parameter], weights: WeightSource) -> None:
+    """Copy this rank's region of each named parameter from `weights`.
+
+    Calls `read` for every parameter in the mapping's order, empty regions included.
+    """
+    weights.check_names({name: parameter.shape for name, parameter in named.items()})
+    for name, parameter in named.items():
+        shard = local_shard(parameter)
+        values = weights.read(name, parameter.shape, plan_local_region(parameter))
+        # over to the shard's device first: the source's dtype is rarely the wider one
+        shard.copy_(values.to(shard.device))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fsdpbench.engine.parallel.regions import Region, shape_of
+from fsdpbench.engine.parallel.weight_buckets import Span
 from fsdpbench.errors import CheckpointError, list_names
 
 SINGLE_FILE = "model.safetensors"
@@ -86,6 +87,17 @@ class SafetensorsWeights:
                 f"{self.folder}: {'; '.join(problems)}. "
                 "The weights belong to another model than config.json says."
             )
+
+    def locate_rows(self, name: str, rows: slice) -> Span:
+        """Say where rows of a tensor lie."""
+        stored = self.locate(name)
+        shape = tuple(stored.shape) or (1,)
+        return Span(name, stored.dtype, shape, rows, str(stored.file), stored.offset_bytes)
+
+    @property
+    def origin(self) -> str:
+        """The folder, for messages."""
+        return str(self.folder)
 
     def find_unused(self, names: Collection[str]) -> list[str]:
         """List the tensors of the files that a model of these names does not read."""

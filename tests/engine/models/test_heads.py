@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from fsdpbench.engine.batching.packing import pack
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.device import Device
 from fsdpbench.engine.models.load import build_meta_model
 from fsdpbench.engine.models.preset_files import prepare_preset
 from fsdpbench.engine.parallel.attention import build_attention_context
@@ -27,8 +28,9 @@ def model(tmp_path, monkeypatch):
     monkeypatch.setenv("FSDPBENCH_CACHE", str(tmp_path))
     source = prepare_preset("tiny-qwen3", with_weights=False)
     model = build_meta_model(TrainEngineConfig(path="tiny-qwen3", logprobs_chunk_size=4), source)
-    allocate_shards(model, "cpu")
-    fill_parameters(model, SeededWeights(1, 0.2, torch.device("cpu"), model.initial_values))
+    allocate_shards(model, Device("cpu"))
+    weights = SeededWeights(1, 0.2, torch.device("cpu"), model.initial_values)
+    fill_parameters(dict(model.named_hf_parameters()), weights)
     return model
 
 

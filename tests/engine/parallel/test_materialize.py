@@ -6,17 +6,20 @@ import pytest
 import torch
 from torch import nn
 
+from fsdpbench.engine.device import Device
 from fsdpbench.engine.parallel.materialize import allocate_shards
 from tests.distributed.pool import run_on_ranks
 
 WEIGHTS = "tests.distributed.payloads.parallel_weights"
-MESHES = {"d1": 1, "d2": 2, "t2": 2, "c2t2": 4}
+MESHES = {"d1": 1, "t2": 2, "d3": 3, "c2t2": 4}
 
 
-@pytest.mark.parametrize("path", ["tiny-qwen3", "tiny-llama"])
-def test_weights_from_scratch_are_bitwise_the_same_for_every_mesh(path):
+@pytest.mark.parametrize(
+    ("path", "meshes"), [("tiny-qwen3", MESHES), ("tiny-llama", {"d1": 1, "d2": 2})]
+)
+def test_weights_from_scratch_are_bitwise_the_same_for_every_mesh(path, meshes):
     digests = set()
-    for mesh, world_size in MESHES.items():
+    for mesh, world_size in meshes.items():
         digests.update(
             run_on_ranks(f"{WEIGHTS}:digest", world_size, path=path, backend=f"fsdp:{mesh}")
         )
@@ -31,19 +34,36 @@ def test_another_seed_gives_other_weights():
     assert digests[0] != digests[1]
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("offload", [False, True])
-def test_loading_files_gives_the_files_values(mesh, offload):
+@pytest.mark.parametrize(
+    ("path", "mesh", "ranks", "offload"),
+    [
+        ("tiny-qwen3", "d1", 1, False),
+        ("tiny-qwen3", "t2", 2, True),
+        ("tiny-llama", "d2", 2, False),
+        ("tiny-llama", "d3", 3, True),
+        ("tiny-qwen3", "d2t2", 4, False),
+    ],
+)
+@pytest.mark.parametrize("broadcast", [False, True], ids=["read", "broadcast"])
+def test_loading_files_gives_the_files_values(path, mesh, ranks, offload, broadcast):
     for mismatches in run_on_ranks(
-        f"{WEIGHTS}:load_from_files", MESHES[mesh], backend=f"fsdp:{mesh}", offload=offload
+        f"{WEIGHTS}:load_from_files",
+        ranks,
+        path=path,
+        backend=f"fsdp:{mesh}",
+        offload=offload,
+        broadcast=broadcast,
+        timeout_seconds=60,
     ):
         assert mismatches == []
 
 
-def test_rank_0_reads_for_all_and_names_what_it_lacks():
-    for mismatches, message in run_on_ranks(f"{WEIGHTS}:load_full_state_dict", 2):
+def test_rank_0_sends_its_state_dict_and_names_what_it_lacks():
+    results = run_on_ranks(f"{WEIGHTS}:load_full_state_dict", 2, timeout_seconds=60)
+    for kind, (mismatches, message) in zip(("CheckpointError", "PeerError"), results, strict=True):
         assert mismatches == []
-        assert "missing or of another shape: model.norm.weight" in message
+        assert message.startswith(kind)
+        assert "full_state_dict of rank 0: missing model.norm.weight." in message
 
 
 def test_a_rank_holds_one_region_at_a_time():
@@ -52,15 +72,23 @@ def test_a_rank_holds_one_region_at_a_time():
         assert shard_elements < total / 3
 
 
-@pytest.mark.parametrize("mesh", ["d2", "t2"])
-def test_a_head_that_is_no_copy_of_the_embedding_is_refused_where_the_config_ties(mesh, tmp_path):
-    for said in run_on_ranks(
-        f"{WEIGHTS}:load_with_extras", 2, backend=f"fsdp:{mesh}", folder=str(tmp_path)
-    ):
+@pytest.mark.parametrize(("mesh", "broadcast"), [("d2", False), ("t2", True)])
+def test_a_head_that_is_no_copy_of_its_tied_embedding_is_refused(mesh, broadcast, tmp_path):
+    results = run_on_ranks(
+        f"{WEIGHTS}:load_with_extras",
+        2,
+        backend=f"fsdp:{mesh}",
+        folder=str(tmp_path),
+        broadcast=broadcast,
+        timeout_seconds=60,
+    )
+    readers = 1 if broadcast else 2
+    for rank, said in enumerate(results):
         assert said["equal head"] == ""
         assert said["other tensor"] == ""
         assert "lm_head.weight differs from the weight that config.json ties" in said["other head"]
-        assert said["warnings"] == ["the model does not read model.rotary.inv_freq"]
+        unread = ["the model does not read model.rotary.inv_freq"]
+        assert said["warnings"] == (unread if rank < readers else [])
 
 
 def test_allocation_keeps_buffers_and_ties():
@@ -68,7 +96,7 @@ def test_allocation_keeps_buffers_and_ties():
         model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "ab"})
     model["b"].weight = model["a"].weight
     model["a"].register_buffer("frequencies", torch.tensor([1.0, 2.0]), persistent=False)
-    allocate_shards(model, "cpu")
+    allocate_shards(model, Device("cpu"))
     assert model["b"].weight is model["a"].weight
     assert not model["a"].weight.is_meta
     assert model["a"].frequencies.tolist() == [1.0, 2.0]
