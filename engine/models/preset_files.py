@@ -16,7 +16,7 @@ from transformers import AutoConfig
 from fsdpbench.engine.models.demo import build_once
 from fsdpbench.engine.models.meta import build_meta_backbone
 from fsdpbench.engine.models.presets import PRESETS
-from fsdpbench.engine.models.shard_writer import ShardWriter, plan_weight_files
+from fsdpbench.engine.models.shard_writer import ShardWriter, plan_weight_files, write_index
 from fsdpbench.engine.parallel.regions import plan_region
 from fsdpbench.engine.parallel.seeded_weights import SeededWeights
 from fsdpbench.settings import cache_dir
@@ -53,7 +53,9 @@ def _write_weights(folder: Path, dtype: torch.dtype) -> None:
         PRESET_SEED, hf_config.initializer_range, torch.device("cpu"), initial_values
     )
     shapes = {name: parameter.shape for name, parameter in backbone.named_parameters()}
-    writer = ShardWriter(folder, plan_weight_files(shapes, dtype))
+    file_of = plan_weight_files(shapes, dtype)
+    writer = ShardWriter(folder, file_of, shapes, dtype)
     for name, shape in shapes.items():
         writer.add(name, source.read(name, shape, plan_region(shape, ())).to(dtype))
     writer.finish()
+    write_index(folder, file_of, shapes, dtype)

@@ -1,0 +1,151 @@
+"""Hugging Face folders out of a sharded model and back: safetensors, index, config, tokenizer.
+
+Schedule of a save. Files are planned once, by size. Parameters are gathered one after the other on
+every rank; the rank that owns a parameter's file copies it to the host and writes it in the
+background, while the next ones are gathered. So ranks write at the same time, and none holds more
+than one full tensor on its device and a few in host memory. Tied weights are written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fsdpbench.engine.checkpoint.companions import copy_companions
+from fsdpbench.engine.checkpoint.dcp import (
+    ROOT,
+    build_manifest,
+    build_state,
+    check_state,
+    load_optimizer,
+    write_shards,
+)
+from fsdpbench.engine.checkpoint.folders import OPTIMIZER_FOLDER
+from fsdpbench.engine.checkpoint.manifest import read_manifest
+from fsdpbench.engine.checkpoint.recover import resolve_checkpoint
+from fsdpbench.engine.checkpoint.transaction import FolderTransaction
+from fsdpbench.engine.checkpoint.verify import check_dcp, check_hf
+from fsdpbench.engine.models.export import iterate_gathered_parameters
+from fsdpbench.engine.models.shard_writer import (
+    MAX_FILE_BYTES,
+    ShardWriter,
+    plan_weight_files,
+    write_index,
+)
+from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
+from fsdpbench.engine.parallel.agreement import Agreement
+from fsdpbench.engine.parallel.materialize import load_folder
+from fsdpbench.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fsdpbench.engine.config.checkpoint import SaveLoadMeta
+    from fsdpbench.engine.setup import EngineParts
+
+MIN_FILE_BYTES = 256 << 20  # smaller files would gain nothing from being written side by side
+
+
+def save_hf(
+    parts: EngineParts, meta: SaveLoadMeta, version: int, *, max_file_bytes: int | None = None
+) -> None:
+    """Write the master weights, in their dtype, as one folder. Collective over: the world.
+
+    With `with_optim` the training state goes into a folder inside, which other programs ignore.
+    """
+    group = parts.meshes.cpu_group
+    dtype = getattr(torch, parts.config.optimizer_dtype)
+    shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
+    total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
+    limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)
+    file_of = plan_weight_files(shapes, dtype, limit)
+    with FolderTransaction(meta.path, group) as save:
+        own_files = write_weights(parts, save.partial, file_of, shapes, dtype)
+        with Agreement("save", group):
+            if parts.meshes.rank == 0:
+                write_index(save.partial, file_of, shapes, dtype)
+                copy_companions(parts.source, save.partial, dtype)
+        if meta.with_optim:
+            state = build_state(parts, version=version, with_model=False)
+            write_shards({ROOT: state}, save.partial / OPTIMIZER_FOLDER, group)
+        save.publish(build_manifest(parts, meta, version), own_files)
+
+
+def choose_file_bytes(total_bytes: int, world_size: int) -> int:
+    """Return a file size with which every rank has two files, between 256 MiB and 2 GiB."""
+    return min(MAX_FILE_BYTES, max(MIN_FILE_BYTES, -(-total_bytes // (2 * world_size))))
+
+
+def divide_files(file_of: Mapping[str, str], world_size: int) -> dict[str, int]:
+    """Map each file to the rank that writes it, in turns: neighbours in time are written at once."""
+    files = dict.fromkeys(file_of.values())
+    return {file: number % world_size for number, file in enumerate(files)}
+
+
+def write_weights(
+    parts: EngineParts,
+    folder: Path,
+    file_of: Mapping[str, str],
+    shapes: Mapping[str, torch.Size],
+    dtype: torch.dtype,
+) -> dict[str, int]:
+    """Write this rank's files; return their sizes in bytes. Collective over: the world.
+
+    A rank that cannot write gathers on, so that no peer waits for it, and fails at the end.
+    """
+    owner_of = divide_files(file_of, parts.meshes.world_size)
+    own = [file for file, owner in owner_of.items() if owner == parts.meshes.rank]
+    writer = ShardWriter(folder, file_of, shapes, dtype, own)
+    failure: OSError | None = None
+    for name, whole in iterate_gathered_parameters(parts.model, parts.device):
+        if failure is not None or not writer.takes(name):
+            continue
+        try:
+            writer.add(name, whole.to(dtype).cpu())
+        except OSError as error:
+            failure = error
+    with Agreement("save", parts.meshes.cpu_group):
+        try:
+            if failure is None:
+                writer.finish()
+        except OSError as error:
+            failure = error
+        finally:
+            writer.abandon()
+        if failure is not None:
+            raise CheckpointError(f"{folder} cannot be written: {failure}") from failure
+    return writer.file_bytes
+
+
+def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
+    """Read weights, and with `with_optim` the training state. Collective over: the world.
+
+    Returns the version that the folder was saved with, None for a folder of another program.
+    """
+    group = parts.meshes.cpu_group
+    with Agreement("load", group):
+        folder = resolve_checkpoint(meta.path, meta.weight_format)
+        check_hf(folder)
+        manifest = read_manifest(folder)
+        if meta.with_optim:
+            check_optimizer_folder(parts, folder)
+    broadcast = parts.config.broadcasts_weights
+    with Agreement("load", group):  # without broadcast an error is one rank's alone
+        load_folder(parts.model, folder, parts.meshes, parts.device, broadcast=broadcast)
+    if meta.with_optim:
+        return load_optimizer(parts, folder / OPTIMIZER_FOLDER)
+    if isinstance(parts.optimizer, AnyPrecisionAdamW):
+        parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
+    return None if manifest is None else manifest.version
+
+
+def check_optimizer_folder(parts: EngineParts, folder: Path) -> None:
+    """Refuse a folder whose training state is missing, broken or of another optimizer."""
+    inner = folder / OPTIMIZER_FOLDER
+    if not inner.is_dir():
+        raise CheckpointError(
+            f"{folder}: with_optim=True, but there is no folder {OPTIMIZER_FOLDER} inside. "
+            "Load it with with_optim=False, or save with with_optim=True."
+        )
+    check_state(inner, check_dcp(inner), build_state(parts, with_model=False))

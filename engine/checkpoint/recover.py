@@ -1,0 +1,90 @@
+"""The newest checkpoint of a folder of checkpoints: a pointer file, and a search where it fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fsdpbench.engine.checkpoint.folders import KIND_OF_FORMAT, FolderKind, classify_folder
+from fsdpbench.engine.checkpoint.manifest import read_manifest
+from fsdpbench.engine.checkpoint.store import host_name, restore_retired, sync_file
+from fsdpbench.engine.checkpoint.verify import check_folder
+from fsdpbench.errors import CheckpointError
+from fsdpbench.log import get_logger, warn_once
+
+LATEST_FILE = "latest"
+logger = get_logger(__name__)
+
+
+def point_latest(checkpoint: Path) -> None:
+    """Name a checkpoint in the pointer file beside it; readers see the old name or the new one."""
+    pointer = checkpoint.with_name(LATEST_FILE)
+    if pointer.is_dir() or checkpoint.name == LATEST_FILE:
+        warn_once(logger, f"{pointer} is a folder: no pointer to the latest checkpoint is written")
+        return
+    partial = pointer.with_name(f".{LATEST_FILE}.{host_name()}.{os.getpid()}.partial")
+    partial.write_text(f"{checkpoint.name}\n", encoding="utf-8")
+    sync_file(partial)
+    partial.replace(pointer)
+    sync_file(pointer.parent)
+
+
+def find_latest(folder: str | Path, weight_format: str | None = None) -> Path | None:
+    """Return the newest complete checkpoint inside a folder, of one format if it is given.
+
+    That is the one that the pointer file names, or, if that is gone, damaged or of another format,
+    the one with the highest version among our own. None if there is none. Local.
+    """
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        return None
+    named = read_pointer(root)
+    if named is not None:
+        restore_retired(named)
+        if is_complete(named, weight_format):
+            return named
+    candidates = []
+    for path in root.iterdir():
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        try:
+            manifest = read_manifest(path)
+        except CheckpointError:
+            continue
+        if manifest is not None:
+            candidates.append((manifest.version, path.stat().st_mtime_ns, path))
+    ordered = [path for _, _, path in sorted(candidates, reverse=True)]
+    return next((path for path in ordered if is_complete(path, weight_format)), None)
+
+
+def read_pointer(root: Path) -> Path | None:
+    """Return the checkpoint that the pointer file names; None if the file names nothing inside."""
+    try:
+        name = (root / LATEST_FILE).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    inside = bool(name) and Path(name).name == name and name != ".."
+    return root / name if inside else None
+
+
+def is_complete(checkpoint: Path, weight_format: str | None = None) -> bool:
+    """Tell whether a checkpoint could be loaded, as far as its files show."""
+    kind = classify_folder(checkpoint)
+    formats = [name for name, known in KIND_OF_FORMAT.items() if known is kind]
+    if not formats or weight_format not in (None, formats[0]):
+        return False
+    try:
+        check_folder(checkpoint, formats[0])
+    except CheckpointError as error:
+        warn_once(logger, f"skipping a checkpoint that is not complete: {error}")
+        return False
+    return True
+
+
+def resolve_checkpoint(path: str | Path, weight_format: str) -> Path:
+    """Return the checkpoint that a path means: itself, or the latest one in a folder of them."""
+    folder = Path(path).expanduser().resolve()
+    restore_retired(folder)
+    if classify_folder(folder) is FolderKind.OTHER and folder.is_dir():
+        return find_latest(folder, weight_format) or folder
+    return folder
