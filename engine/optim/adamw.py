@@ -16,6 +16,8 @@ from torch.optim.adamw import adamw
 from fsdpbench.engine.optim.sharded import STEP, ShardedOptimizer, StepGuard
 from fsdpbench.engine.optim.shards import local_gradient, local_tensor
 
+EXP_AVG, EXP_AVG_SQ = "exp_avg", "exp_avg_sq"
+
 
 class AdamW(ShardedOptimizer):
     """AdamW with decoupled weight decay on every parameter, as `torch.optim.AdamW` has it."""
@@ -33,28 +35,45 @@ class AdamW(ShardedOptimizer):
 
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
         """Keep both moments in the parameter's dtype."""
-        return {"exp_avg": param.dtype, "exp_avg_sq": param.dtype}
+        return {EXP_AVG: param.dtype, EXP_AVG_SQ: param.dtype}
 
     def update_shards(
         self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:
         """Run the fused kernel over the shards of one device."""
-        beta1, beta2 = group["betas"]
-        adamw(
+        run_fused_adamw(
+            group,
             [local_tensor(param) for param in params],
             [local_gradient(param) for param in params],
-            self.local_states(params, "exp_avg"),
-            self.local_states(params, "exp_avg_sq"),
-            [],
-            self.local_states(params, STEP),
-            fused=True,
-            grad_scale=guard.grad_scale,
-            found_inf=guard.found_inf,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
+            {name: self.local_states(params, name) for name in (EXP_AVG, EXP_AVG_SQ, STEP)},
+            guard,
         )
+
+
+def run_fused_adamw(
+    group: dict[str, Any],
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    states: dict[str, list[torch.Tensor]],
+    guard: StepGuard,
+) -> None:
+    """Update plain tensors of one device in place, their moments and step counters with them."""
+    beta1, beta2 = group["betas"]
+    adamw(
+        params,
+        grads,
+        states[EXP_AVG],
+        states[EXP_AVG_SQ],
+        [],
+        states[STEP],
+        fused=True,
+        grad_scale=guard.grad_scale,
+        found_inf=guard.found_inf,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )

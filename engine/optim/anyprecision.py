@@ -62,6 +62,13 @@ class AnyPrecisionAdamW(ShardedOptimizer):
             dtypes[COMPENSATION] = self.compensation_dtype
         return dtypes
 
+    @torch.no_grad()
+    def forget_rounding(self) -> None:
+        """Zero what rounding took from the parameters: after their values were replaced."""
+        for state in self.state.values():
+            if COMPENSATION in state:
+                local_tensor(state[COMPENSATION]).zero_()
+
     def update_shards(
         self, group: dict[str, Any], params: list[torch.nn.Parameter], guard: StepGuard
     ) -> None:

@@ -1,25 +1,27 @@
 """The global gradient norm under any mix of placements, and the verdict over a step.
 
 norm^2 = sum over parameters of the squares of the local shard, summed over the axes on which that
-parameter is cut; axes with copies count once. One all-reduce per axis, whatever the mix. The host
-reads nothing: coefficient and verdict stay on the device and are applied inside the optimizer's
-step.
+parameter is cut; axes with copies count once. The inf-norm is the largest element over shards and
+axes. One all-reduce per axis, whatever the mix. The host reads nothing: coefficient and verdict
+stay on the device and are applied inside the optimizer's step.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from fsdpbench.engine.optim.multi_tensor import multi_tensor_l2norm, multi_tensor_scale
+from fsdpbench.engine.optim.multi_tensor import multi_tensor_norm, multi_tensor_scale
 from fsdpbench.engine.optim.shards import (
     local_tensor,
     reduce_pending_gradients,
     sharding_groups,
 )
+from fsdpbench.errors import ConfigError, Violation
 
 NORM_FLOOR = 1e-6  # added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does
 
@@ -39,30 +41,64 @@ class ClipVerdict:
 
 
 @torch.no_grad()
-def gradient_norm(params: Iterable[torch.nn.Parameter]) -> torch.Tensor:
-    """Return the L2 norm of the whole gradient, 0-D, float32 or wider, equal on all ranks.
+def gradient_norm(
+    params: Iterable[torch.nn.Parameter],
+    norm_type: float = 2.0,
+    compute_device: torch.device | None = None,
+) -> torch.Tensor:
+    """Return the norm of the whole gradient, 0-D, float32 or wider, equal on all ranks.
 
     `params` must be the same list, in the same order, on all ranks; a parameter without a gradient
-    counts as zero. The result lies with the shards: on the CPU when they are offloaded.
+    counts as zero. `norm_type` is 2.0 or inf; the inf-norm of a gradient with NaNs is inf. The
+    result lies on `compute_device`, which also does the arithmetic of shards on the host, through
+    bounded buffers; without one it lies with the shards, on the CPU when they are offloaded.
     Collective over: every axis on which a parameter is cut, and those of pending gradients.
     """
+    check_norm_type(norm_type)
     params = list(dict.fromkeys(params))
     reduce_pending_gradients(params)
     groups: dict[str, dist.ProcessGroup] = {}
     grads: dict[tuple[str, ...], list[torch.Tensor]] = {}
-    device = torch.device("cpu")
+    device = compute_device or torch.device("cpu")
     for param in params:
         cut_over = {str(group.group_name): group for group in sharding_groups(param)}
         groups |= cut_over
         members = grads.setdefault(tuple(cut_over), [])
         shard = local_tensor(param)
-        if device.type == "cpu":
+        if device.type == "cpu" and compute_device is None:
             device = shard.device
         if param.grad is not None:
             members.append(local_tensor(param.grad))
-    norms = {key: multi_tensor_l2norm(members).to(device) for key, members in grads.items()}
+    norms = {
+        key: multi_tensor_norm(members, norm_type, compute_device).to(device)
+        for key, members in grads.items()
+    }
+    if norm_type == math.inf:
+        return _largest_over_groups(norms, groups, device)
     squares = {key: norm.square() for key, norm in norms.items()}
     return _sum_over_groups(squares, groups, device).sqrt()
+
+
+def check_norm_type(norm_type: float) -> None:
+    """Refuse a norm that is not computed here."""
+    if norm_type not in (2.0, math.inf):
+        raise ConfigError([Violation("norm_type", repr(norm_type), "must be 2.0 or inf")])
+
+
+def _largest_over_groups(
+    norms: dict[tuple[str, ...], torch.Tensor],
+    groups: dict[str, dist.ProcessGroup],
+    device: torch.device,
+) -> torch.Tensor:
+    """Return the largest norm; taking it over copies, too, does no harm."""
+    if not norms:
+        return torch.zeros((), device=device)
+    # the collectives' maximum may drop NaN
+    largest = torch.nan_to_num(torch.stack(list(norms.values())), nan=math.inf, posinf=math.inf)
+    largest = largest.max()
+    for group in groups.values():
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    return largest
 
 
 def _sum_over_groups(
@@ -93,7 +129,9 @@ def plan_clipping(norm: torch.Tensor, max_norm: float | None) -> ClipVerdict:
 
 
 @torch.no_grad()
-def fsdp2_clip_grad_norm(params: Iterable[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+def fsdp2_clip_grad_norm(
+    params: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float = 2.0
+) -> torch.Tensor:
     """Scale gradients in place so that their global norm is at most `max_norm`; return the norm.
 
     For use with foreign optimizers. Ours take a `ClipVerdict`, which spares this pass over memory.
@@ -101,7 +139,7 @@ def fsdp2_clip_grad_norm(params: Iterable[torch.nn.Parameter], max_norm: float) 
     Collective over: every axis on which a parameter is cut, and those of pending gradients.
     """
     params = list(dict.fromkeys(params))
-    norm = gradient_norm(params)
+    norm = gradient_norm(params, norm_type)
     scale = plan_clipping(norm, max_norm).scale
     assert scale is not None
     grads = [local_tensor(param.grad) for param in params if param.grad is not None]

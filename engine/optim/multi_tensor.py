@@ -14,6 +14,7 @@ import torch
 # The CPU's norm kernel sums in float32 one after another: 6e-3 relative error at 1e8 elements.
 # Short pieces keep it under 1e-6; they are as fast.
 CPU_NORM_ELEMENTS = 1 << 16
+PASSING_BYTES = 256 << 20  # of host tensors that lie on the computing device at a time
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,33 @@ def plan_chunks(lengths: Sequence[int], max_elements: int) -> Iterator[list[Piec
 
 
 @torch.no_grad()
-def multi_tensor_l2norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the L2 norm over all tensors, 0-D, in float32 or wider, where the first tensor lies.
+def multi_tensor_l2norm(
+    tensors: Iterable[torch.Tensor], compute_device: torch.device | None = None
+) -> torch.Tensor:
+    """Return the L2 norm over all tensors: `multi_tensor_norm` of order 2."""
+    return multi_tensor_norm(tensors, 2.0, compute_device)
 
-    Elements are widened inside the kernel; no copy of a tensor is made on an accelerator.
+
+@torch.no_grad()
+def multi_tensor_norm(
+    tensors: Iterable[torch.Tensor],
+    order: float = 2.0,
+    compute_device: torch.device | None = None,
+) -> torch.Tensor:
+    """Return the norm (2.0 or inf) over all tensors, 0-D, in float32 or wider.
+
+    It lies on `compute_device`, or without one where the first tensor lies. Elements are widened
+    inside the kernel; no copy of a tensor is made on an accelerator. Tensors on the host pass
+    through `compute_device` (from page-locked memory without waiting) in chunks of
+    `PASSING_BYTES`: the CPU's kernel is slower than the bus.
     """
     groups = _by_device_and_dtype(tensors)
     if not groups:
-        return torch.zeros(())
-    norms = [_norms_of(group) for group in groups.values()]
+        return torch.zeros((), device=compute_device)
+    norms = [_norms_of(group, order, compute_device) for group in groups.values()]
     target = norms[0]
-    total: torch.Tensor = torch.linalg.vector_norm(torch.cat([norm.to(target) for norm in norms]))
+    joined = torch.cat([norm.to(target) for norm in norms])
+    total: torch.Tensor = torch.linalg.vector_norm(joined, ord=order)
     return total
 
 
@@ -76,9 +93,33 @@ def _by_device_and_dtype(
     return groups
 
 
-def _norms_of(tensors: list[torch.Tensor]) -> torch.Tensor:
+def _norms_of(
+    tensors: list[torch.Tensor], order: float, compute_device: torch.device | None
+) -> torch.Tensor:
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    if compute_device is not None and compute_device.type != tensors[0].device.type:
+        return torch.cat(list(_norms_in_passing(tensors, order, dtype, compute_device)))
     if tensors[0].device.type == "cpu":
         flat = [tensor.reshape(-1) for tensor in tensors]
         tensors = [piece for tensor in flat for piece in torch.split(tensor, CPU_NORM_ELEMENTS)]
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+    return torch.stack(torch._foreach_norm(tensors, order, dtype=dtype))
+
+
+def _norms_in_passing(
+    tensors: list[torch.Tensor], order: float, dtype: torch.dtype, device: torch.device
+) -> Iterator[torch.Tensor]:
+    """Yield the norms of chunks, 1D on the device; one chunk at a time lies there.
+
+    Copies and kernels are on one stream, so the allocator may give a chunk's memory to the next.
+    """
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    lengths = [tensor.numel() for tensor in flat]
+    for chunk in plan_chunks(lengths, PASSING_BYTES // tensors[0].itemsize):
+        there = [
+            flat[piece.index][piece.start : piece.start + piece.length].to(
+                device, non_blocking=True
+            )
+            for piece in chunk
+        ]
+        yield torch.stack(torch._foreach_norm(there, order, dtype=dtype))
+        del there

@@ -61,6 +61,11 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.apply_update(clip)
+        return loss
+
+    def apply_update(self, clip: ClipVerdict | None) -> None:
+        """Update all parameters that have a gradient, device by device. Under no_grad."""
         for group in self.param_groups:
             reduce_pending_gradients(group["params"])
             for device, params in by_device(group["params"]).items():
@@ -69,7 +74,6 @@ class ShardedOptimizer(Optimizer):
                     if param not in self.state and self.state_dtypes(param):
                         self.state[param] = self.initial_state(param)
                 self.update_shards(group, params, guard)
-        return loss
 
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
         """Name the parameter's states besides the step counter and the dtype each is kept in."""
@@ -87,6 +91,20 @@ class ShardedOptimizer(Optimizer):
         step = torch.zeros((), dtype=torch.float32, device=local_tensor(param).device)
         zeros = {name: torch.zeros_like(param, dtype=dtype) for name, dtype in dtypes.items()}
         return {STEP: step} | zeros
+
+    @torch.no_grad()
+    def make_states(self) -> None:
+        """Make the states of all parameters now, as zeros, where they do not exist yet.
+
+        Without gradients and without a step: what a checkpoint is to be loaded into.
+        """
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param not in self.state and self.state_dtypes(param):
+                    self.state[param] = self.initial_state(param)
+
+    def forget_rounding(self) -> None:
+        """Drop what states keep about the rounding of parameters whose values were replaced."""
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
