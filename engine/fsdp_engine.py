@@ -8,41 +8,33 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.distributed as dist
 
 from fsdpbench.engine import step
 from fsdpbench.engine.batching.microbatch import (
     compute_total_loss_weight,
     reorder_and_pad_outputs,
 )
+from fsdpbench.engine.checkpoint.background import AsyncSaves
+from fsdpbench.engine.checkpoint.formats import load_checkpoint
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
-from fsdpbench.engine.config.parallel import ParallelStrategy
-from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
-from fsdpbench.engine.device import Device, DeviceMemory
-from fsdpbench.engine.launch import join_process_group, leave_process_group
-from fsdpbench.engine.models.export import load_hf, save_hf
 from fsdpbench.engine.models.facts import ModelFacts
 from fsdpbench.engine.parallel.agreement import Agreement
-from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossWeightFn
+from fsdpbench.engine.ranked_engine import RankedEngine
 from fsdpbench.engine.setup import (
     EngineParts,
     build_parts,
-    check_same_strategy,
-    settle_strategy,
 )
-from fsdpbench.engine.tracing.tracer import build_tracer
 from fsdpbench.errors import ConfigError, FsdpbenchError, Violation
 
 Batch = Mapping[str, torch.Tensor]
 
 
-class FSDPEngine:
+class FSDPEngine(RankedEngine):
     """Trains and evaluates a dense causal language model under FSDP2 with TP, DP and CP.
 
     Built from a configuration; complete after `initialize`. Source of the method: PyTorch FSDP2
@@ -51,36 +43,13 @@ class FSDPEngine:
     """
 
     def __init__(self, config: TrainEngineConfig) -> None:
-        self.config = config
+        super().__init__(config)
         self._parts: EngineParts | None = None
-        self._meshes: DeviceMeshes | None = None
-        self._device: Device | None = None  # set while we count as users of the default group
         self._version = 0
+        self._saves = AsyncSaves()
         self._last_stats: dict[str, float] = {}
-        self._trace_config = PerfTracerConfig()
-        self.tracer = build_tracer(self._trace_config, 0, Device("cpu"))
 
     # ---- life ---------------------------------------------------------------------------------
-
-    def create_process_group(self, parallel_strategy: ParallelStrategy | None = None) -> None:
-        """Join the default process group and build the meshes. Collective over: the world.
-
-        Without a strategy, `config.backend` decides; without that, all ranks are data-parallel.
-        Raises TopologyError with every violated rule when degrees, model and world do not fit. A
-        second call changes nothing, and refuses another strategy.
-        """
-        if self._meshes is not None:
-            check_same_strategy(self._meshes.strategy, parallel_strategy)
-            return
-        if self._device is None:
-            self._device, _ = join_process_group()
-        device = self._device
-        with Agreement("create_process_group", None, device.torch_device):
-            self.config = settle_strategy(self.config, parallel_strategy, dist.get_world_size())
-        strategy = self.config.parallel_strategy
-        assert strategy is not None  # settled just now
-        self._meshes = build_meshes(strategy, device.type)
-        self.tracer = build_tracer(self._trace_config, dist.get_rank(), device)
 
     def initialize(self, addr: str | None = None, ft_spec: FinetuneSpec | None = None) -> None:
         """Build, shard and load the model and its optimizer. Collective over: the world.
@@ -101,7 +70,7 @@ class FSDPEngine:
         if self._parts is not None:
             raise FsdpbenchError("initialize: this engine is initialized; call destroy() first")
         self.create_process_group()
-        device, meshes = self._require_device(), self.meshes
+        device, meshes = self.device, self.meshes
         with self.tracer.span("init", "other"):
             self._parts = build_parts(self.config, ft_spec, device, meshes, self.tracer)
 
@@ -119,16 +88,10 @@ class FSDPEngine:
 
     def destroy(self) -> None:
         """Free model, optimizer and the groups that this engine made; safe to call twice."""
+        self._saves.close()
         self._parts = None
         gc.collect()  # FSDP2's hooks tie modules and states into cycles
-        if self._device is not None:
-            self._device.empty_cache()
-        if self._meshes is not None:
-            self._meshes.destroy()
-            self._meshes = None
-        if self._device is not None:
-            leave_process_group()
-            self._device = None
+        self.leave_groups()
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -277,54 +240,31 @@ class FSDPEngine:
     # ---- checkpoints --------------------------------------------------------------------------
 
     def save(self, meta: SaveLoadMeta) -> None:
-        """Write the master weights as an HF folder at `meta.path`. Collective over: the world."""
+        """Write weights or the whole training state at `meta.path`. Collective over: the world.
+
+        With `meta.asynchronous` files are written while training goes on; the next `save` or
+        `wait_for_save` raises what went wrong.
+        """
         with self.tracer.span("save", "io"):
-            parts = self.parts
-            save_hf(
-                parts.model,
-                meta.path,
-                parts.meshes,
-                parts.device,
-                source=parts.source,
-                dtype=getattr(torch, self.config.optimizer_dtype),
-            )
+            self._saves.save(self.parts, meta, self._version)
+
+    def wait_for_save(self) -> None:
+        """Return when the last save is on the disk. Collective over: the world."""
+        self._saves.wait()
 
     def load(self, meta: SaveLoadMeta) -> None:
-        """Read weights from the HF folder at `meta.path`. Collective over: the world."""
-        model = self.parts.model
-        with self.tracer.span("load", "io"), Agreement("load", self.meshes.cpu_group):
-            load_hf(model, meta.path)
+        """Read what `save` wrote, or a foreign HF folder, in place. Collective over: the world."""
+        with self.tracer.span("load", "io"):
+            version = load_checkpoint(self.parts, meta)
+        if version is not None:
+            self._version = version
 
     # ---- observation --------------------------------------------------------------------------
-
-    def get_device_stats(self) -> DeviceMemory:
-        """Return the allocator's figures of this rank's device in bytes. Local."""
-        return self._require_device().memory_stats()
 
     def export_stats(self) -> dict[str, Any]:
         """Return the last step's figures and this rank's memory. Local."""
         memory = {f"memory/{k}": v for k, v in vars(self.get_device_stats()).items()}
         return {**self._last_stats, **memory}
-
-    def config_perf_tracer(self, config: PerfTracerConfig) -> None:
-        """Set up the tracing of this rank; takes effect with the next span. Local."""
-        self._trace_config = config
-        self.tracer.enabled, self.tracer.max_events = config.enabled, config.max_events
-
-    def save_perf_tracer(self) -> Path | None:
-        """Write the recorded spans to the tracer's folder; None when tracing is off. Local."""
-        if not self.tracer.enabled:
-            return None
-        folder = Path(self._trace_config.output_dir)
-        return self.tracer.save(folder / f"rank{self.tracer.rank}.jsonl")
-
-    def memory_snapshot_start(self, max_entries: int = 100_000) -> None:
-        """Begin recording allocator events; raises FsdpbenchError where the device has none."""
-        self._require_device().memory_snapshot_start(max_entries)
-
-    def memory_snapshot_stop(self, path: str | Path) -> None:
-        """Write the recorded allocator events to `path` and stop recording."""
-        self._require_device().memory_snapshot_stop(path)
 
     @property
     def attention_kernel_name(self) -> str:
@@ -335,60 +275,6 @@ class FSDPEngine:
     def model_facts(self) -> ModelFacts:
         """Sizes of the model that was built."""
         return self.parts.model.facts
-
-    # ---- parallelism --------------------------------------------------------------------------
-
-    def _require_device(self) -> Device:
-        if self._device is None:
-            raise FsdpbenchError("the engine has no device yet: call create_process_group() first")
-        return self._device
-
-    @property
-    def meshes(self) -> DeviceMeshes:
-        """The engine's meshes; raises FsdpbenchError before `create_process_group`."""
-        if self._meshes is None:
-            raise FsdpbenchError("the engine has no meshes yet: call create_process_group() first")
-        return self._meshes
-
-    @property
-    def parallel_strategy(self) -> ParallelStrategy:
-        """The degrees in force."""
-        return self.meshes.strategy
-
-    @property
-    def data_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks that hold different data and the same tensor and context index."""
-        return self.meshes.dp_group
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """This rank's data-parallel index."""
-        return self.meshes.dp_rank
-
-    @property
-    def data_parallel_world_size(self) -> int:
-        """Number of data-parallel indices."""
-        return self.meshes.strategy.dp_size
-
-    @property
-    def context_and_model_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks that work on the same data: the context x tensor group."""
-        return self.meshes.model_parallel_group
-
-    @property
-    def cpu_group(self) -> dist.ProcessGroup:
-        """Gloo group over the engine's world, for host-side agreement."""
-        return self.meshes.cpu_group
-
-    @property
-    def is_data_parallel_head(self) -> bool:
-        """True on the first rank of each context x tensor group."""
-        return self.meshes.is_data_parallel_head
-
-    @property
-    def current_data_parallel_head(self) -> int:
-        """Global rank of the head of this rank's context x tensor group."""
-        return self.meshes.data_parallel_head
 
     def set_version(self, version: int) -> None:
         """Record the version of the weights. Local."""

@@ -60,7 +60,7 @@ class PolicyModel(nn.Module):
         return getattr(self.backbone.config, "attention_dropout", None) or 0.0
 
     @property
-    def head_weight(self) -> torch.Tensor:
+    def head_weight(self) -> nn.Parameter:
         """The weight [vocabulary, hidden] that makes logits; read past its module's forward."""
         return self.backbone.get_parameter(f"{self.facts.family.head}.weight")
 

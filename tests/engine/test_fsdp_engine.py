@@ -102,8 +102,11 @@ def check_equal(results: list[dict], expected: dict) -> None:
         assert np.abs(difference).max() <= 0.01 * LEARNING_RATE, name
 
 
-@pytest.mark.parametrize("mesh", ["d1", *MESHES])
-@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-llama"])
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [("tiny-qwen3", mesh) for mesh in ("d1", *MESHES)]
+    + [("tiny-llama", mesh) for mesh in ("d1", "d2", "t2", "c2", "d2t2", "c2t2")],
+)
 def test_training_equals_the_single_process_loop(model, mesh):
     results = run_on_ranks(
         f"{PAYLOADS}:train", world_size_of(mesh), config=make_config(model, mesh)
@@ -120,7 +123,7 @@ def test_training_equals_the_single_process_loop(model, mesh):
     ],
     ids=["checkpointing", "offload", "both"],
 )
-@pytest.mark.parametrize("mesh", ["d2", "d2c2t2"])
+@pytest.mark.parametrize("mesh", ["d2", "c2t2"])
 def test_memory_options_change_no_number(mesh, changes):
     config = make_config("tiny-qwen3", mesh, **changes)
     results = run_on_ranks(f"{PAYLOADS}:train", world_size_of(mesh), config=config)

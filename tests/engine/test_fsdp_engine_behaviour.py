@@ -30,6 +30,7 @@ SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=1, train_batch_size=1)
 def test_a_non_finite_norm_skips_the_step(optimizer):
     dtype = "bfloat16" if optimizer["type"] == "adam_bf16" else "float32"
     config = make_config("tiny-llama", "d2", optimizer=optimizer, optimizer_dtype=dtype)
+    config["dtype"] = dtype  # weights kept in bf16 are computed with in bf16
     poisoned = run_on_ranks(f"{PAYLOADS}:skip_non_finite", 2, config=config)
     clean = run_on_ranks(f"{PAYLOADS}:train_without_poison", 2, config=config)
     for result, expected in zip(poisoned, clean, strict=True):

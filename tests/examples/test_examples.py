@@ -19,11 +19,12 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 def test_the_training_script_learns():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(EXAMPLES / "train_sft.py"), "--backend=fsdp:d2"]
+    command += ["--steps=5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     losses = [float(line.split()[3].rstrip(",")) for line in done.stdout.splitlines()]
-    assert len(losses) == 10
-    assert losses[-1] < losses[0] - 0.5
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] - 0.3
 
 
 def test_the_engine_file_fits_eight_ranks():
