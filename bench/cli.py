@@ -6,13 +6,15 @@ by Ctrl-C or SIGTERM, with everything measured so far kept.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from fsdpbench.errors import FsdpbenchError
+from fsdpbench.bench.arguments import parse_path, parse_text
+from fsdpbench.bench.entry_point import EXIT_USER_ERROR, run_command
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from fsdpbench.bench.runner import SweepResult
     from fsdpbench.bench.sweep import SweepPlan
 
-EXIT_USER_ERROR = 1
 STOPPING = "ending the running trial; finished trials are kept (continue with --resume)"
 
 app = typer.Typer(
@@ -37,23 +38,48 @@ app = typer.Typer(
 @app.command()
 def sweep(
     space: Annotated[
-        Path | None, typer.Argument(help="YAML file that describes the sweep (docs/sweep.md).")
+        Path | None,
+        typer.Argument(
+            help="YAML file that describes the sweep (docs/sweep.md).",
+            metavar="SPACE",
+            parser=parse_path,
+        ),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=a,b: values of one axis; may be repeated.", metavar="NAME=A,B"),
+        typer.Option(
+            help="NAME=a,b: values of one axis; may be repeated.",
+            metavar="NAME=A,B",
+            parser=parse_text,
+        ),
     ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="Ready-made space: quick (default), mesh or memory.")
+        str | None,
+        typer.Option(
+            help="Ready-made space: quick (default), mesh or memory.",
+            metavar="NAME",
+            parser=parse_text,
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model preset or local Hugging Face folder.")
+        str | None,
+        typer.Option(
+            help="Model preset or local Hugging Face folder.", metavar="NAME", parser=parse_text
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="JSONL or text file to train on; default: bundled text.")
+        Path | None,
+        typer.Option(
+            help="JSONL or text file to train on; default: bundled text.",
+            metavar="FILE",
+            parser=parse_path,
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; default: a new one under runs/.")
+        Path | None,
+        typer.Option(
+            help="Run folder; default: a new one under runs/.", metavar="FOLDER", parser=parse_path
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue --out, or the newest run under runs/.")
@@ -145,10 +171,9 @@ def _run(plan: SweepPlan, folder: RunFolder, resume: bool, console: Console) -> 
 
 
 def _show_result(plan: SweepPlan, folder: RunFolder, result: SweepResult, as_json: bool) -> None:
-    import json
-
     from rich.console import Console
 
+    from fsdpbench.bench.json_text import parse_json
     from fsdpbench.bench.records import encode
     from fsdpbench.reports.cli import write_reports
     from fsdpbench.reports.run import load_run
@@ -161,7 +186,7 @@ def _show_result(plan: SweepPlan, folder: RunFolder, result: SweepResult, as_jso
             "interrupted": result.interrupted,
             "num_points": len(plan.points),
             "report": str(files.html),
-            "records": [json.loads(encode(record)) for record in result.records],
+            "records": [parse_json(encode(record)) for record in result.records],
         }
         typer.echo(json.dumps(content))
         return
@@ -171,9 +196,16 @@ def _show_result(plan: SweepPlan, folder: RunFolder, result: SweepResult, as_jso
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Run folder of a sweep.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run folder of a sweep.", metavar="RUN", parser=parse_path)
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the reports; default: the run folder.")
+        Path | None,
+        typer.Option(
+            help="Folder for the reports; default: the run folder.",
+            metavar="FOLDER",
+            parser=parse_path,
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of the ranking.")
@@ -192,10 +224,18 @@ def report(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Run folder of a sweep.")],
+    run: Annotated[
+        Path, typer.Argument(help="Run folder of a sweep.", metavar="RUN", parser=parse_path)
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="File to write; default: RUN/results.parquet.")
+        Path | None,
+        typer.Option(
+            help="File to write; default: RUN/results.parquet.", metavar="FILE", parser=parse_path
+        ),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the file's name.")
+    ] = False,
 ) -> None:
     """Write a run's records as one flat Parquet table."""
     from fsdpbench.bench.folders import RunFolder
@@ -209,14 +249,16 @@ def export(
     for problem in read.problems:
         typer.echo(problem, err=True)
     path = out or run / "results.parquet"
-    save_parquet(keep_latest(read.records), path)
-    typer.echo(str(path))
+    records = keep_latest(read.records)
+    save_parquet(records, path)
+    written = {"parquet": str(path), "num_records": len(records), "problems": read.problems}
+    typer.echo(json.dumps(written) if as_json else path)
 
 
-def main() -> None:
-    """Entry point: the user's errors become a sentence on standard error and exit code 1."""
-    try:
-        app()
-    except FsdpbenchError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_USER_ERROR)
+def main() -> NoReturn:
+    """Entry point."""
+    run_command(app, "fsdpbench")
+
+
+if __name__ == "__main__":
+    main()

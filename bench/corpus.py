@@ -14,6 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from fsdpbench.bench.json_text import parse_object
+
 T = TypeVar("T")
 
 DATA = Path(__file__).parent / "data"
@@ -28,7 +30,7 @@ class Source:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self.words: dict[str, Any] = json.loads((DATA / "words.json").read_text(encoding="ascii"))
+        self.words: dict[str, Any] = parse_object((DATA / "words.json").read_bytes())
 
     def number(self, low: int, high: int) -> int:
         """Return a whole number from low to high, both included."""

@@ -8,16 +8,19 @@ is read is reported with its line, all at once. No torch import.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.bench.corpus import DEFAULT_DATA
+from fsdpbench.bench.json_text import parse_json
+from fsdpbench.bench.records import WorkloadSpec
 from fsdpbench.errors import ConfigError, Violation
 
 FIELDS = '{"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}, ...]}'
+CHARACTERS_PER_TOKEN = 8  # more than any tokenizer packs into a token of prose on average
+MIN_LENGTH = 2  # a lone token predicts nothing
 MAX_REPORTED = 5  # mistakes listed; a file of another kind has one on every line
 SUFFIXES = (".jsonl", ".txt")
 
@@ -51,13 +54,35 @@ class Document:
         return sum(len(segment.text) for segment in self.segments)
 
 
+def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
+    """Check the specification and read as many documents as the trial can use.
+
+    The planner of a sweep does so too, so that a point whose text cannot be read never starts.
+    """
+    lengths = spec.sequence_lengths
+    if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
+        allowed = f"needs one length at least, each {MIN_LENGTH} or more"
+        raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
+    num_tokens = (spec.steps + spec.warmup_steps) * count_step_tokens(spec, dp_size)
+    return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
+
+
+def count_step_tokens(spec: WorkloadSpec, dp_size: int) -> int:
+    """Return the tokens of one step over all data-parallel indices."""
+    lengths = spec.sequence_lengths
+    return dp_size * (spec.tokens_per_step if lengths is None else sum(lengths))
+
+
 def load_documents(path: str | None, max_characters: int | None = None) -> list[Document]:
     """Read documents from the file's start until they hold `max_characters`; None reads all.
 
     `path` None means the bundled text. Raises ConfigError when the file is missing, is of another
     kind, has mistakes in what was read, or holds no text.
     """
-    file = DEFAULT_DATA if path is None else Path(path).expanduser()
+    if path is not None and (not path.strip() or "\0" in path):
+        allowed, remedy = "names no file", "leave it out to train on the bundled text"
+        raise ConfigError([Violation("workload.data", repr(path), allowed, remedy)])
+    file = DEFAULT_DATA if path is None else Path(path)
     reader = {".jsonl": _read_jsonl, ".txt": _read_text}.get(file.suffix)
     if reader is None:
         allowed = f"must end in {' or '.join(SUFFIXES)}"
@@ -84,12 +109,14 @@ def load_documents(path: str | None, max_characters: int | None = None) -> list[
 
 
 def _open(file: Path, reader: Any) -> Iterator[Document | Violation]:
+    if file.exists() and not file.is_file():  # reading a pipe or a device may never end
+        raise ConfigError([Violation("workload.data", str(file), "is not a file")])
     try:
         with file.open(encoding="utf-8") as stream:
             yield from reader(file, stream)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError([Violation("workload.data", str(file), reason)]) from None
+        allowed = f"cannot be read: {error.strerror or error}"
+        raise ConfigError([Violation("workload.data", str(file), allowed)]) from None
     except UnicodeDecodeError as error:
         allowed = f"must be UTF-8 text ({error.reason})"
         raise ConfigError([Violation("workload.data", str(file), allowed)]) from None
@@ -114,9 +141,9 @@ def _read_jsonl(file: Path, stream: Iterator[str]) -> Iterator[Document | Violat
             continue
         where = f"{file}:{number}"
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            yield Violation(where, "", f"is not JSON: {error.msg} at column {error.colno}")
+            entry = parse_json(line.rstrip())
+        except ValueError as error:
+            yield Violation(where, "", f"is not JSON: {error}")
             continue
         yield parse_entry(entry, where)
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fsdpbench.bench.json_text import parse_object
 from fsdpbench.bench.records import TrialSpec, WorkerOutcome, encode
+from fsdpbench.errors import FsdpbenchError
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -26,9 +28,8 @@ def write_atomically(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
+    finally:  # an error, or the user's stop
         temporary.unlink(missing_ok=True)
-        raise
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,24 @@ class TrialFolder:
         write_atomically(self.spec_path, spec.model_dump_json(indent=1) + "\n")
 
     def load_spec(self) -> TrialSpec:
-        """Read the specification that the runner wrote."""
-        return TrialSpec.model_validate_json(self.spec_path.read_text(encoding="utf-8"))
+        """Read the specification that the runner wrote; FsdpbenchError if it is damaged."""
+        try:
+            return TrialSpec.model_validate_json(self.spec_path.read_bytes())
+        except OSError as error:
+            raise FsdpbenchError(f"{self.spec_path}: cannot be read: {error.strerror}") from error
+        except ValidationError as error:
+            what = error.errors(include_url=False)[0]["msg"]
+            raise FsdpbenchError(f"{self.spec_path}: is no trial's specification: {what}") from None
 
     def save_outcome(self, outcome: WorkerOutcome) -> None:
         """Write the outcome atomically. The caller sees to it that one process does so."""
         write_atomically(self.outcome_path, encode(outcome) + "\n")
 
     def load_outcome(self) -> WorkerOutcome | None:
-        """Read the outcome; None if there is none or it is not an outcome."""
+        """Read the outcome; None if there is none, it cannot be read or is not an outcome."""
         try:
-            return WorkerOutcome.model_validate_json(self.outcome_path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, UnicodeDecodeError, ValidationError):
+            return WorkerOutcome.model_validate_json(self.outcome_path.read_bytes())
+        except (OSError, ValidationError):
             return None
 
     def beat(self, rank: int, phase: str, step: int | None = None) -> None:
@@ -120,12 +127,23 @@ class TrialFolder:
             try:
                 rank = int(file.name.removeprefix("rank"))
                 unix_seconds = file.stat().st_mtime
-                said = json.loads(file.read_text(encoding="utf-8"))
-                beats.append(Heartbeat(rank, unix_seconds, said.get("phase"), said.get("step")))
-            except json.JSONDecodeError:
-                beats.append(Heartbeat(rank, time.time()))
-            except (FileNotFoundError, ValueError, AttributeError):
+                text = file.read_bytes()
+            except (OSError, ValueError):  # gone, unreadable, or no heartbeat's name
                 continue
+            try:
+                said = parse_object(text)
+            except ValueError:
+                beats.append(Heartbeat(rank, time.time()))
+                continue
+            phase, step = said.get("phase"), said.get("step")
+            beats.append(
+                Heartbeat(
+                    rank,
+                    unix_seconds,
+                    phase if isinstance(phase, str) else None,
+                    step if isinstance(step, int) else None,
+                )
+            )
         return sorted(beats, key=lambda beat: beat.rank)
 
 

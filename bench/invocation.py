@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsdpbench.bench.folders import RunFolder
+from fsdpbench.bench.json_text import parse_object
 from fsdpbench.bench.space import SweepSpace, combine, load_space, parse_axes
 from fsdpbench.engine.models.presets import PRESETS
 from fsdpbench.errors import ConfigError, Violation
@@ -90,7 +91,7 @@ def _name_new_folder(options: SweepOptions) -> Path:
 def _load_saved_space(folder: RunFolder) -> SweepSpace:
     path = folder.sweep_path
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_object(path.read_bytes())
         return SweepSpace.model_validate(content["space"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = "cannot be read as the plan of a sweep"
@@ -99,33 +100,36 @@ def _load_saved_space(folder: RunFolder) -> SweepSpace:
 
 
 def _resolve_paths(space: SweepSpace) -> SweepSpace:
-    """Make paths absolute, for trials run in folders of their own; a data file must exist."""
+    """Make paths absolute, for trials run in folders of their own."""
     changes: dict[str, Any] = {"model": _resolve_model(space.model)}
     if "path" in space.base:
         changes["base"] = {**space.base, "path": _resolve_model(space.base["path"])}
     if "data" in space.workload:
-        data = _resolve_data("workload.data", space.workload["data"])
+        data = _resolve_data(space.workload["data"])
         changes["workload"] = {**space.workload, "data": data}
     axes = dict(space.axes)
     for name, values in space.axes.items():
         if name in ("model", "path"):
             axes[name] = [_resolve_model(value) for value in values]
         elif name in ("data", "workload.data"):
-            axes[name] = [_resolve_data(f"axes.{name}", value) for value in values]
+            axes[name] = [_resolve_data(value) for value in values]
     return combine(space, {**changes, "axes": axes})
 
 
 def _resolve_model(model: Any) -> Any:
-    if not isinstance(model, str) or not model or model in PRESETS:
+    if not isinstance(model, str) or not model.strip() or "\0" in model or model in PRESETS:
         return model
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model
+    folder = _make_absolute(model)
+    return os.path.realpath(folder) if os.path.isdir(folder) else model  # noqa: PTH112
 
 
-def _resolve_data(where: str, data: Any) -> Any:
-    if data is None:
-        return None
-    path = Path(str(data)).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError([Violation(where, repr(str(data)), "is not a file")])
-    return str(path)
+def _resolve_data(data: Any) -> Any:
+    """Return the path made absolute; whether its text can be read is judged for each point."""
+    if not isinstance(data, str) or not data.strip() or "\0" in data:
+        return data
+    return _make_absolute(data)
+
+
+def _make_absolute(path: str) -> str:
+    # unlike Path, this takes the ~ of a user who does not exist for a part of the name
+    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111

@@ -29,6 +29,7 @@ from fsdpbench.bench.records import (
     WorkerOutcome,
 )
 from fsdpbench.bench.statistics import is_unstable
+from fsdpbench.bench.stop import EXIT_INTERRUPTED
 from fsdpbench.bench.store import ResultWriter, StoreError, keep_latest, read_records
 from fsdpbench.bench.sweep import Point, SweepPlan
 from fsdpbench.bench.trial import Command, TrialEnd, Watch, run_trial
@@ -39,7 +40,6 @@ logger = get_logger(__name__)
 
 EXIT_OK = 0
 EXIT_TRIAL_FAILED = 5
-EXIT_INTERRUPTED = 130  # as shells report an end by Ctrl-C
 
 OnFailure = Callable[[Path, Record], Verdict | None]
 
@@ -100,7 +100,7 @@ class SweepResult:
 def run_sweep(plan: SweepPlan, folder: RunFolder, harness: Harness, *, resume: bool) -> SweepResult:
     """Run all points that have no record yet. Raises RunLocked, StoreError, or FsdpbenchError if
     the folder holds results and `resume` is False."""
-    with RunLock(folder.lock_path) as lock:
+    with RunLock(folder.lock_path, stop=harness.stop) as lock:
         before = read_records(folder.results_path)
         if before.records and not resume:
             raise FsdpbenchError(

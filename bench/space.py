@@ -12,6 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field
 
+from fsdpbench.bench.json_text import MAX_DEPTH, is_too_deep
 from fsdpbench.bench.presets import DEFAULT_PRESET, PRESETS
 from fsdpbench.engine.config.load import load_yaml, parse_yaml
 from fsdpbench.engine.config.strict import Count, Positive, StrictModel, rule
@@ -44,11 +45,30 @@ class SweepSpace(StrictModel):
     hang_seconds: Positive | None = None
     """A trial without a heartbeat for this long is held to hang."""
 
+    @rule("base")
+    def _base_is_shallow(self) -> Violation | None:
+        return _refuse_deep("base", self.base)
+
+    @rule("workload")
+    def _workload_is_shallow(self) -> Violation | None:
+        return _refuse_deep("workload", self.workload)
+
+    @rule("axes")
+    def _axes_are_shallow(self) -> Violation | None:
+        return _refuse_deep("axes", self.axes)
+
     @rule("preset")
     def _preset_exists(self) -> Violation | None:
         if self.preset in PRESETS:
             return None
         return Violation("preset", repr(self.preset), "is no preset", f"use {', '.join(PRESETS)}")
+
+
+def _refuse_deep(where: str, value: Any) -> Violation | None:
+    """Refuse what could be written into a record and never be read back."""
+    if not is_too_deep(value):
+        return None
+    return Violation(where, "", f"is nested too deeply: {MAX_DEPTH} levels at most")
 
 
 def load_space(path: Path) -> SweepSpace:

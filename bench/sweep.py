@@ -1,15 +1,15 @@
 """From a space to points: each one either a complete trial specification or the reasons it is none.
 
-Pure but for reading the model's config.json. A point's id is a hash of what it computes (config,
-workload, world size, device, fault), so equal work has one id in every sweep.
+Pure but for reading the model's config.json and the training text. A point's id is a hash of what
+it computes (config, workload, world size, device, fault), so equal work has one id in every sweep.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from fsdpbench.bench import presets
 from fsdpbench.bench.axes import Axis, iterate_grid, resolve_axes
+from fsdpbench.bench.documents import load_workload
 from fsdpbench.bench.faults import parse_fault
 from fsdpbench.bench.records import DeviceName, TrialSpec, WorkloadSpec
 from fsdpbench.bench.space import SweepSpace
@@ -101,6 +102,8 @@ class _Planner:
     device: DeviceName
     world_size: int
     model: str
+    texts: dict[tuple[str, int], tuple[Violation, ...]] = field(default_factory=dict)
+    """What is wrong with the texts read so far, by workload and data-parallel size."""
 
     def plan_point(self, combination: tuple[tuple[Axis, Any], ...]) -> Point:
         """Build one point; whatever is wrong with it becomes its violations."""
@@ -113,9 +116,11 @@ class _Planner:
         world_size = self.world_size
         if config is not None:
             world_size = resolve_strategy(config, self.world_size).world_size
-            violations += self._check_config(config, world_size)
-            backend = format_backend(resolve_strategy(config, self.world_size))
-            raw = {**config.model_dump(mode="json"), "backend": backend}
+            violations += _catch(violations, lambda: self._check_config(config, world_size)) or []
+            strategy = resolve_strategy(config, self.world_size)
+            raw = {**config.model_dump(mode="json"), "backend": format_backend(strategy)}
+            if workload is not None:
+                violations += self._check_workload(workload, strategy.dp_size)
         if workload is not None:
             raw_workload = workload.model_dump(mode="json")
         point_id = compute_id(raw, raw_workload, world_size, self.device, fault)
@@ -151,6 +156,15 @@ class _Planner:
         faults = [value for axis, value in combination if axis.section == "fault"]
         fault = None if not faults or faults[0] in (None, "none") else str(faults[0])
         return config, workload, fault
+
+    def _check_workload(self, workload: WorkloadSpec, dp_size: int) -> Sequence[Violation]:
+        """Read the text that the point would train on; equal reading is done once."""
+        key = (workload.model_dump_json(exclude={"seed"}), dp_size)
+        if key not in self.texts:
+            found: list[Violation] = []
+            _catch(found, lambda: load_workload(workload, dp_size))
+            self.texts[key] = tuple(found)
+        return self.texts[key]
 
     def _check_config(self, config: TrainEngineConfig, world_size: int) -> list[Violation]:
         found = find_all_violations(config, world_size)
@@ -229,12 +243,14 @@ def _catch(violations: list[Violation], build: Callable[[], T]) -> T | None:
         return build()
     except ConfigError as error:
         violations.extend(error.violations)
-        return None
+    except RecursionError:
+        violations.append(Violation("", "", "a file or a value is nested too deeply"))
+    return None
 
 
 @cache
 def _count_parameters(model: str) -> int | None:
     try:
         return read_model_facts(model).num_parameters
-    except ConfigError:
+    except (ConfigError, RecursionError):
         return None

@@ -6,7 +6,6 @@ called is decided elsewhere (`worker`, `classify`).
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fsdpbench.bench.folders import Heartbeat, TrialFolder
+from fsdpbench.bench.json_text import parse_object
 from fsdpbench.bench.processes import TRIAL_MARK, catches_signal, kill_marked, list_descendants
 from fsdpbench.bench.records import TrialSpec
 from fsdpbench.bench.watchdog import Watchdog
@@ -143,10 +143,9 @@ def _ask_for_stacks(pids: Sequence[int]) -> None:
 
 def _read_report(text: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(text)
-    except json.JSONDecodeError:
+        return parse_object(text)
+    except ValueError:
         return None
-    return said if isinstance(said, dict) else None
 
 
 def count_oom_kills() -> int:

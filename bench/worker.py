@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fsdpbench.bench.documents import load_workload
 from fsdpbench.bench.faults import FaultContext, parse_fault, strike_fault
 from fsdpbench.bench.flops import count_step_flops
 from fsdpbench.bench.folders import TrialFolder
@@ -32,7 +33,7 @@ from fsdpbench.bench.recorders.sampler import Recorder, sample_in_background
 from fsdpbench.bench.records import TrialSpec
 from fsdpbench.bench.timing import STEP_SPAN, StepLog, StepRecord, summarise_phases, time_step
 from fsdpbench.bench.tokens import choose_encoder
-from fsdpbench.bench.workloads import StepBatch, iterate_batches, load_workload
+from fsdpbench.bench.workloads import StepBatch, iterate_batches
 from fsdpbench.engine.algorithms.sft import FSDPLMEngine
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig

@@ -15,13 +15,11 @@ from random import Random
 
 import torch
 
-from fsdpbench.bench.documents import Document, load_documents
+from fsdpbench.bench.documents import MIN_LENGTH, Document, count_step_tokens
 from fsdpbench.bench.records import WorkloadSpec
 from fsdpbench.bench.tokens import EncodedDocument, Encoder, check_ids
 from fsdpbench.errors import ConfigError, Violation
 
-CHARACTERS_PER_TOKEN = 8  # more than any tokenizer packs into a token of prose on average
-MIN_LENGTH = 2  # a lone token predicts nothing
 STEPS_PER_PASS = 2  # over the bundled text: so often, that even a trial of few steps learns it
 
 
@@ -36,22 +34,6 @@ class StepBatch:
     def num_tokens(self) -> int:
         """Real tokens of the step over all data-parallel indices."""
         return sum(sum(lengths) for lengths in self.sequence_lengths)
-
-
-def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
-    """Check the specification and read as many documents as the trial can use."""
-    lengths = spec.sequence_lengths
-    if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
-        allowed = f"needs one length at least, each {MIN_LENGTH} or more"
-        raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
-    num_tokens = (spec.steps + spec.warmup_steps) * count_step_tokens(spec, dp_size)
-    return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
-
-
-def count_step_tokens(spec: WorkloadSpec, dp_size: int) -> int:
-    """Return the tokens of one step over all data-parallel indices."""
-    lengths = spec.sequence_lengths
-    return dp_size * (spec.tokens_per_step if lengths is None else sum(lengths))
 
 
 def shorten_bundled(documents: Sequence[EncodedDocument], num_tokens: int) -> list[EncodedDocument]:

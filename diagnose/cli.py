@@ -1,27 +1,31 @@
 """The `fsdpdiag` command: options in, exit code out. Everything heavy is imported on use.
 
-Exit codes: 0 fine; 1 an input cannot be read; 2 usage; 4 a problem was found; 6 could not decide.
+Exit codes: 0 fine; 1 an input cannot be read; 2 usage; 4 a problem was found; 6 could not decide;
+130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fsdpbench.errors import FsdpbenchError
+from fsdpbench.bench.arguments import parse_path, parse_text
+from fsdpbench.bench.entry_point import run_command
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fsdpbench.bench.records import Verdict
-    from fsdpbench.diagnose.findings import CheckReport
+    from fsdpbench.diagnose.findings import CheckReport, Finding
     from fsdpbench.diagnose.trials import TrialVerdict
 
-EXIT_USER_ERROR = 1
+COLUMNS = ("where", "found", "allowed", "remedy")
+NARROW_COLUMNS = 60  # below it, findings are written as blocks instead of a table
 
 app = typer.Typer(
     name="fsdpdiag",
@@ -35,7 +39,12 @@ app = typer.Typer(
 @app.command()
 def check(
     config: Annotated[
-        Path, typer.Argument(help="YAML file: an engine configuration, a run or a sweep.")
+        Path,
+        typer.Argument(
+            help="YAML file: an engine configuration, a run or a sweep.",
+            metavar="CONFIG",
+            parser=parse_path,
+        ),
     ],
     world_size: Annotated[
         int | None,
@@ -64,6 +73,7 @@ def explain(
         list[str],
         typer.Argument(
             metavar="LOG|RUN_DIR|-",
+            parser=parse_text,
             help="Log files of one run, a run or trial folder, any folder of logs, or - for stdin.",
         ),
     ],
@@ -92,33 +102,43 @@ def _console() -> Console:
 
 
 def _show_report(report: CheckReport) -> None:
-    from rich.table import Table
-
     console = _console()
     world = "" if report.world_size is None else f", {report.world_size} ranks"
     console.print(f"{report.config} ({report.kind}{world})", markup=False, soft_wrap=True)
-    if report.findings:
-        table = Table(show_lines=True)
-        for heading in ("", "where", "found", "allowed", "remedy"):
-            table.add_column(heading, overflow="fold")
-        for finding in report.findings:
-            cells = (
-                finding.severity,
-                finding.where,
-                finding.found,
-                finding.allowed,
-                finding.remedy,
-            )
-            table.add_row(*(_plain(cell) for cell in cells))
-        console.print(table)
+    if report.findings and console.width < NARROW_COLUMNS:
+        _show_blocks(report.findings, console)
+    elif report.findings:
+        _show_table(report.findings, console)
     endings = {0: "fine", 4: "problems found", 6: "could not decide everything"}
     console.print(endings[int(report.exit_code)])
 
 
+def _show_table(findings: Sequence[Finding], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(show_lines=True)
+    for heading in ("", *COLUMNS):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.severity, *(_plain(getattr(finding, name)) for name in COLUMNS))
+    console.print(table)
+
+
+def _show_blocks(findings: Sequence[Finding], console: Console) -> None:
+    """Write one finding a block: columns would be a few letters wide."""
+    for finding in findings:
+        console.print(finding.severity)
+        for name in COLUMNS:
+            if getattr(finding, name):
+                console.print(f"  {name}: {_plain(getattr(finding, name))}")
+
+
 def _plain(text: str) -> str:
+    """Return a foreign text without markup and what a terminal would obey."""
+    from rich.control import strip_control_codes
     from rich.markup import escape
 
-    return escape(str(text))
+    return escape(strip_control_codes(text))
 
 
 def _show_verdict(verdict: Verdict, trials: list[TrialVerdict]) -> None:
@@ -140,17 +160,9 @@ def _show_verdict(verdict: Verdict, trials: list[TrialVerdict]) -> None:
         say(f"trial {trial.id} {trial.status} {ending}".rstrip())
 
 
-def main() -> None:
-    """Run the command; a user's mistake is one message, not a traceback."""
-    try:
-        app()
-    except FsdpbenchError as error:
-        typer.echo(f"fsdpdiag: {error}", err=True)
-        raise SystemExit(EXIT_USER_ERROR) from None
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"fsdpdiag: {name}{error.strerror or error}", err=True)
-        raise SystemExit(EXIT_USER_ERROR) from None
+def main() -> NoReturn:
+    """Entry point."""
+    run_command(app, "fsdpdiag")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The worker's `errors/rank<k>.json` say which rank failed first and in which phas
 from __future__ import annotations
 
 import io
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from fsdpbench.bench.classify import list_logs
 from fsdpbench.bench.folders import RunFolder, TrialFolder
+from fsdpbench.bench.json_text import parse_object
 from fsdpbench.bench.records import Record, TrialStatus, Verdict
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.diagnose.decide import decide
@@ -22,6 +22,9 @@ from fsdpbench.diagnose.hangs import judge_hang
 from fsdpbench.diagnose.matching import build_matcher
 from fsdpbench.diagnose.prefixes import rank_of_path
 from fsdpbench.diagnose.verdicts import make_verdict
+from fsdpbench.log import get_logger, warn_once
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,13 +84,16 @@ def explain_run(path: Path) -> tuple[Verdict, list[TrialVerdict]]:
     Raises OSError or StoreError where the store cannot be read.
     """
     run = RunFolder(path)
-    records = (
-        keep_latest(read_records(run.results_path).records) if run.results_path.exists() else []
-    )
+    read = read_records(run.results_path)
+    for problem in read.problems:
+        warn_once(logger, problem)
+    records = keep_latest(read.records)
     trials = [_judge_record(run, record) for record in records]
     known = {record.id for record in records}
     unrecorded = [
-        folder for folder in sorted((path / "trials").glob("*")) if folder.name not in known
+        folder
+        for folder in sorted((path / "trials").glob("*"))
+        if folder.name not in known and folder.is_dir()
     ]
     trials += [
         TrialVerdict(folder.name, TrialStatus.CRASHED, explain_trial(folder))
@@ -114,14 +120,19 @@ def read_rank_errors(folder: TrialFolder) -> list[RankError]:
     found = []
     for file in sorted((folder.path / "errors").glob("rank*.json")):
         try:
-            said: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            said = parse_object(file.read_bytes())
             rank = int(said.get("rank", rank_of_path(file.name) or 0))
             text = str(said.get("traceback") or f"{said['type']}: {said.get('message', '')}")
             when = float(said.get("unix_seconds", file.stat().st_mtime))
-            found.append(RankError(rank, str(file), text, said.get("phase"), when))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
+            time.localtime(when)  # raises for what is no moment
+            found.append(RankError(rank, str(file), text, _text_or_none(said.get("phase")), when))
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            warn_once(logger, f"{file}: not a rank's error, skipped ({error})")
     return sorted(found, key=lambda error: error.unix_seconds)
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _judge_logs(folder: TrialFolder, errors: Sequence[RankError]) -> Verdict:

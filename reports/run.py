@@ -5,13 +5,13 @@ Curves of single trials are read only when a renderer asks for them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.bench.folders import RunFolder, TrialFolder
+from fsdpbench.bench.json_text import parse_object
 from fsdpbench.bench.records import Record
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.errors import ConfigError, Violation
@@ -60,11 +60,11 @@ def load_run(path: Path) -> Run:
 
 def _load_sweep(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        sweep = json.loads(path.read_text(encoding="utf-8"))
+        return parse_object(path.read_bytes())
     except FileNotFoundError:
         problems.append(f"{path}: not there; the sweep's own command is not known")
-        return {}
-    except ValueError:
-        problems.append(f"{path}: not readable as JSON, skipped")
-        return {}
-    return sweep if isinstance(sweep, dict) else {}
+    except OSError as error:
+        problems.append(f"{path}: cannot be read, skipped: {error.strerror}")
+    except ValueError as error:
+        problems.append(f"{path}: not readable as JSON, skipped: {error}")
+    return {}

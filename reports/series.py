@@ -6,11 +6,12 @@ of a memory curve is lost. A line that cannot be read is skipped and counted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fsdpbench.bench.json_text import parse_object
 
 MAX_NUMBER = 1e300
 """A larger number is no measurement; it also keeps huge JSON integers within a float."""
@@ -54,11 +55,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
-                    value = json.loads(line)
+                    yield parse_object(line)
                 except ValueError:  # a torn line: the others stand
                     continue
-                if isinstance(value, dict):
-                    yield value
     except OSError:  # no such trial folder, or not readable: the page says that there is no data
         return
 

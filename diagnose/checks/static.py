@@ -22,7 +22,7 @@ from fsdpbench.engine.config.run import RunConfig
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
 from fsdpbench.engine.topology import find_violations, resolve_strategy
-from fsdpbench.errors import ConfigError, FsdpbenchError, Violation, list_names
+from fsdpbench.errors import ConfigError, Violation, ViolationError, list_names
 from fsdpbench.units import format_bytes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -30,7 +30,7 @@ STATES = {"adam": 2, "adam_bf16": 2, "sgd": 1}  # optimizer states of a paramete
 MAX_POINTS = 5
 
 
-class UnreadableConfigError(FsdpbenchError):
+class UnreadableConfigError(ViolationError):
     """The file cannot be read as YAML at all."""
 
 
@@ -39,7 +39,7 @@ def check_config(path: Path, world_size: int | None, machine: Machine) -> CheckR
     try:
         data = load_yaml(path)
     except ConfigError as error:
-        raise UnreadableConfigError(str(error)) from None
+        raise UnreadableConfigError(error.violations) from None
     if data.get("kind") == "sweep":
         return _check_sweep(path, machine)
     kind = str(data.get("kind", "engine"))
@@ -139,6 +139,9 @@ def _read_model(engine: TrainEngineConfig) -> tuple[ModelFacts | None, list[Viol
         return read_model_facts(engine.path), []
     except ConfigError as error:
         return None, list(error.violations)
+    except RecursionError:
+        allowed = "has a config.json that is nested too deeply"
+        return None, [Violation("path", repr(engine.path), allowed)]
 
 
 def _guess_world(engine: TrainEngineConfig, machine: Machine) -> int:
@@ -160,7 +163,9 @@ def _note(violation: Violation) -> Finding:
 def _check_dataset(config: RunConfig, path: Path) -> Iterator[Finding]:
     dataset = getattr(config, "dataset", None)
     file = getattr(dataset, "path", None)
-    if isinstance(file, str) and not Path(file).exists() and not (path.parent / file).exists():
+    if not isinstance(file, str):
+        return
+    if not file.strip() or not (Path(file).exists() or (path.parent / file).exists()):
         allowed = "must be an existing file"
         yield Finding(Severity.PROBLEM, "dataset.path", repr(file), allowed, "correct the path")
 

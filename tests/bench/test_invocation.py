@@ -52,13 +52,12 @@ def test_paths_become_absolute_and_presets_stay_names():
     assert resolve(model="tiny-qwen3").model == "tiny-qwen3"
 
 
-@pytest.mark.parametrize(
-    ("options", "where"),
-    [({"data": Path("none")}, "workload.data"), ({"axes": ["data=none"]}, "axes.data")],
-)
-def test_data_must_exist(options, where):
-    with pytest.raises(ConfigError, match=f"{where}='none': is not a file"):
-        resolve(**options)
+def test_odd_paths_stay_as_they_are():
+    axes = ["data='',~nobody-here/x.txt,3,null", "model='',~nobody-here/x,\"a\\0b\""]
+    space = resolve(axes=axes)
+    data, model = space.axes["data"], space.axes["model"]
+    assert data == ["", str(Path.cwd() / "~nobody-here/x.txt"), 3, None]
+    assert model == ["", "~nobody-here/x", "a\0b"]
 
 
 def test_a_bare_resume_takes_the_space_that_was_begun():
@@ -70,7 +69,9 @@ def test_a_bare_resume_takes_the_space_that_was_begun():
     assert (named.axes, named.model) == ({"seed": [4]}, "")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"space": {"axis": 1}}', '{"spaces": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[" * 100_000, "\x00", '{"space": {"axis": 1}}', '{"spaces": 1}']
+)
 def test_a_plan_that_cannot_be_read_is_named(content):
     folder = begin_run("r", {})
     folder.sweep_path.write_text(content)

@@ -3,14 +3,13 @@ from itertools import chain
 
 import pytest
 
-from fsdpbench.bench.documents import Document, Segment
+from fsdpbench.bench.documents import Document, Segment, load_workload
 from fsdpbench.bench.records import WorkloadSpec
 from fsdpbench.bench.tokens import ByteEncoder, EncodedDocument
 from fsdpbench.bench.workloads import (
     TokenStream,
     build_batch,
     iterate_batches,
-    load_workload,
     shorten_bundled,
 )
 from fsdpbench.errors import ConfigError
