@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,7 +20,7 @@ from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.bucket_reader import FileSource, MemorySource, PieceSource
-from fsdpbench.engine.parallel.host_shards import allocate_host_shard
+from fsdpbench.engine.parallel.host_shards import allocate_host_shards
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
 from fsdpbench.engine.parallel.regions import Region, local_shard, plan_local_region
 from fsdpbench.engine.parallel.seeded_weights import SeededWeights
@@ -69,9 +70,11 @@ def materialize_model(
     Shards lie on the CPU under offload_params. Only where `config.broadcasts_weights` is true do
     ranks communicate, and only rank 0 needs the weights of `source`. Collective over: the world.
     """
-    allocate_shards(model, device, in_host_memory=config.fsdp.offload_params)
+    broadcast = config.broadcasts_weights
+    with Agreement(WHAT, meshes.cpu_group) if broadcast else nullcontext():
+        allocate_shards(model, device, in_host_memory=config.fsdp.offload_params)
     if not config.init_from_scratch:
-        load_folder(model, source, meshes, device, broadcast=config.broadcasts_weights)
+        load_folder(model, source, meshes, device, broadcast=broadcast)
         return
     weights = SeededWeights(
         config.seed, model.initializer_range, device.torch_device, model.initial_values
@@ -204,13 +207,15 @@ def allocate_shards(model: nn.Module, device: Device, *, in_host_memory: bool = 
     Storage is handed over as a state dict, module by module: FSDP2 listens to that.
     """
     shared = find_tied_parameters(model)
-    for name, parameter in list(model.named_parameters()):
-        if in_host_memory:
-            values = allocate_host_shard(parameter, device)
-        else:
-            values = torch.empty_like(parameter, device=device.torch_device)
+    parameters = dict(model.named_parameters())
+    if in_host_memory:
+        values = allocate_host_shards(model, parameters, device)
+    else:
+        where = device.torch_device
+        values = {n: torch.empty_like(p, device=where) for n, p in parameters.items()}
+    for name, value in values.items():
         owner, _, leaf = name.rpartition(".")
-        model.get_submodule(owner).load_state_dict({leaf: values}, strict=False, assign=True)
+        model.get_submodule(owner).load_state_dict({leaf: value}, strict=False, assign=True)
     tie_parameters(model, shared)
 
 
