@@ -7,7 +7,8 @@ engine's world unless it says otherwise; ranks of one data-parallel index must p
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -22,7 +23,6 @@ from fsdpbench.engine.checkpoint.formats import load_checkpoint
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts
-from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.protocols import LossFn, LossInputs, LossWeightFn
 from fsdpbench.engine.ranked_engine import RankedEngine
 from fsdpbench.engine.setup import (
@@ -88,10 +88,48 @@ class FSDPEngine(RankedEngine):
 
     def destroy(self) -> None:
         """Free model, optimizer and the groups that this engine made; safe to call twice."""
-        self._saves.close()
-        self._parts = None
-        gc.collect()  # FSDP2's hooks tie modules and states into cycles
-        self.leave_groups()
+        parts, self._parts = self._parts, None
+        try:
+            self._saves.close()
+        finally:
+            if parts is not None:
+                parts.close()
+            del parts
+            gc.collect()  # FSDP2's hooks tie modules and states into cycles
+            self.leave_groups()
+
+    # ---- memory -------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer states to host memory; nothing if they are there.
+
+        The device memory is given back to the driver. Until `onload`, whatever computes, saves or
+        loads raises FsdpbenchError. Local: each rank moves its own shards.
+        """
+        with self.tracer.span("offload", "io"):
+            self.parts.memory.offload()
+
+    def onload(self) -> None:
+        """Bring everything back to the device; nothing if it is there. Local."""
+        with self.tracer.span("onload", "io"):
+            self.parts.memory.onload()
+
+    @contextmanager
+    def offloaded(self) -> Iterator[None]:
+        """Keep the engine offloaded in the `with` body, then as it was before. Re-entrant."""
+        with self.parts.memory.offloaded():
+            yield
+
+    @contextmanager
+    def onloaded(self) -> Iterator[None]:
+        """Keep the engine on the device in the `with` body, then as it was before. Re-entrant."""
+        with self.parts.memory.onloaded():
+            yield
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the engine's memory is on the host. Local."""
+        return self.parts.memory.is_offloaded
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -164,6 +202,7 @@ class FSDPEngine(RankedEngine):
         [B, L], 0 behind each row's end. `output_seqlens` are the values per row (default: one a
         token); `aggregate_fn` joins the micro-batches' packed outputs.
         """
+        self.parts.memory.check_onloaded("forward_batch")
         planned = step.plan_microbatches_over_ranks(self.parts, input_)
         outputs = step.run_forward_only(self.parts, planned, select, with_entropy=with_entropy)
         return reorder_and_pad_outputs(outputs, planned, output_seqlens, aggregate_fn)
@@ -178,6 +217,7 @@ class FSDPEngine(RankedEngine):
         forward_only: bool,
     ) -> tuple[list[str], torch.Tensor, int]:
         parts = self.parts
+        parts.memory.check_onloaded("a forward pass")
         planned = step.plan_microbatches_over_ranks(parts, batch)
         weight = compute_total_loss_weight(planned, loss_weight_fn, parts.meshes.dp_cpu_group)
         outputs = step.run_microbatches(
@@ -209,7 +249,8 @@ class FSDPEngine(RankedEngine):
             self.parts.scheduler.step()
 
     def check_trains(self) -> None:
-        """Raise ConfigError when the engine was built for inference only."""
+        """Raise ConfigError when the engine was built for inference only, and when offloaded."""
+        self.parts.memory.check_onloaded("training")
         if self.parts.optimizer is None:
             violation = Violation(
                 "optimizer",
@@ -245,6 +286,7 @@ class FSDPEngine(RankedEngine):
         With `meta.asynchronous` files are written while training goes on; the next `save` or
         `wait_for_save` raises what went wrong.
         """
+        self.parts.memory.check_onloaded("save")
         with self.tracer.span("save", "io"):
             self._saves.save(self.parts, meta, self._version)
 
@@ -254,6 +296,7 @@ class FSDPEngine(RankedEngine):
 
     def load(self, meta: SaveLoadMeta) -> None:
         """Read what `save` wrote, or a foreign HF folder, in place. Collective over: the world."""
+        self.parts.memory.check_onloaded("load")
         with self.tracer.span("load", "io"):
             version = load_checkpoint(self.parts, meta)
         if version is not None:

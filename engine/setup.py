@@ -8,6 +8,7 @@ CPU and on a simulated device.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +19,12 @@ from fsdpbench.engine.config.parallel import format_backend
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import build_meta_model, resolve_path
+from fsdpbench.engine.offload import EngineMemory
 from fsdpbench.engine.optim.build import build_optimizer
 from fsdpbench.engine.optim.schedule import build_scheduler
 from fsdpbench.engine.optim.sharded import ShardedOptimizer
+from fsdpbench.engine.optim.stream_plan import find_blocks
+from fsdpbench.engine.parallel.adapter_values import fill_adapters
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import materialize_model
 from fsdpbench.engine.parallel.mesh import DeviceMeshes
@@ -56,7 +60,14 @@ class EngineParts:
     scheduler: LRScheduler | None
     tracer: Tracer
     units: tuple[FSDPModule, ...]  # what FSDP2 gathers together, the root last
+    memory: EngineMemory
     source: Path  # folder that the configuration and the tokenizer came from
+
+    def close(self) -> None:
+        """Unlock the host memory of optimizer and offload. The parts are of no use afterwards."""
+        self.memory.close()
+        if self.optimizer is not None:
+            self.optimizer.close()
 
 
 def check_torch_version(version: str = torch.__version__) -> None:
@@ -109,28 +120,25 @@ def build_parts(
     With dropout, torch's generators are seeded anew, and differently on each rank: tensor and
     context ranks drop weights of different heads.
 
-    Peak host memory while loading is one full tensor per rank beside the rank's own shards.
+    Each phase ends in an agreement of all ranks, so that none waits for a peer that gave up.
     """
     if meshes.rank == 0:
         for violation in find_ignored(config):
             warn_once(logger, str(violation))
-    with Agreement("initialize", meshes.cpu_group):  # no phase communicates, so one alone can fail
+    with Agreement("initialize", meshes.cpu_group):
         with tracer.span("build", "io"):
             source = resolve_path(config)
             model = build_meta_model(config, source)
         with tracer.span("parallelize", "compute"):
             units = parallelize_model(model, config, meshes, device)
-        started = time.perf_counter()
-        with tracer.span("load", "io"):
-            materialize_model(model, config, source, meshes, device)
-        logger.info("weights in place after %.1f s", time.perf_counter() - started)
+    with tracer.span("load", "io"):
+        load_weights(model, config, source, meshes, device)
+    with Agreement("initialize", meshes.cpu_group):
         if model.attention_dropout > 0:
             torch.manual_seed(seed_of(config.seed, "dropout", meshes.rank))
         optimizer = scheduler = None
         if config.optimizer is not None:
-            optimizer = build_optimizer(
-                model.named_hf_parameters(), config.optimizer, config.optimizer_dtype
-            )
+            optimizer = build_engine_optimizer(model, config, device)
             scheduler = build_scheduler(optimizer, config.optimizer, finetune.total_train_steps)
     return EngineParts(
         config=config,
@@ -141,5 +149,41 @@ def build_parts(
         scheduler=scheduler,
         tracer=tracer,
         units=units,
+        memory=EngineMemory(model, optimizer, device),
         source=source,
+    )
+
+
+def load_weights(
+    model: PolicyModel,
+    config: TrainEngineConfig,
+    source: Path,
+    meshes: DeviceMeshes,
+    device: Device,
+) -> None:
+    """Give a parallelized model its weights and adapters. Collective over: the world."""
+    started = time.perf_counter()
+    # a broadcast agrees for itself, in the middle of its own collectives
+    alone = not config.broadcasts_weights
+    with Agreement("initialize", meshes.cpu_group) if alone else nullcontext():
+        materialize_model(model, config, source, meshes, device)
+    with Agreement("initialize", meshes.cpu_group):
+        fill_adapters(model, config, device)
+    device.synchronize()
+    logger.info("weights in place after %.1f s", time.perf_counter() - started)
+
+
+def build_engine_optimizer(
+    model: PolicyModel, config: TrainEngineConfig, device: Device
+) -> ShardedOptimizer:
+    """Build the optimizer over what is trained, streamed by unit if the configuration says so."""
+    assert config.optimizer is not None  # the caller trains
+    streamed = config.fsdp.per_layer_optim_step
+    return build_optimizer(
+        model.named_trainable_parameters(),
+        config.optimizer,
+        config.optimizer_dtype,
+        blocks=find_blocks(model) if streamed else None,
+        device=device,
+        prefetch_layers=config.fsdp.optim_step_prefetch_layers,
     )

@@ -183,7 +183,8 @@ def apply_optimizer_step(parts: EngineParts) -> torch.Tensor:
     assert optimizer is not None  # the callers refuse engines built for inference
     assert settings is not None
     with parts.tracer.span("clip", "compute"):
-        norm = gradient_norm(parts.model.parameters())
+        # norms of gradients that rest on the host are summed where that is fast
+        norm = gradient_norm(parts.model.parameters(), compute_device=parts.device.torch_device)
         verdict = plan_clipping(norm, settings.gradient_clipping)
     with parts.tracer.span("optimizer", "compute"):
         optimizer.step(clip=verdict)

@@ -16,10 +16,7 @@ from fsdpbench.errors import Violation
 
 # dotted path of a switch -> what to do instead
 UNAVAILABLE = {
-    "fsdp.memory_efficient_load": "weights are streamed into the shards without it",
-    "fsdp.per_layer_optim_step": "use fsdp.offload_params to keep the states in host memory",
     "fsdp.shard_vision_across_sp": "vision models cannot be trained yet",
-    "use_lora": "train all weights",
     "enable_tree_training": "pack the sequences as they are",
     "is_critic": "train the language-model head",
 }

@@ -75,6 +75,9 @@ class ShardedOptimizer(Optimizer):
                         self.state[param] = self.initial_state(param)
                 self.update_shards(group, params, guard)
 
+    def close(self) -> None:
+        """Give back what lies outside of torch's allocators; no step may follow."""
+
     def state_dtypes(self, param: torch.Tensor) -> dict[str, torch.dtype]:
         """Name the parameter's states besides the step counter and the dtype each is kept in."""
         raise NotImplementedError

@@ -114,18 +114,32 @@ def test_training_equals_the_single_process_loop(model, mesh):
     check_equal(results, reference(model))
 
 
+MEMORY_OPTIONS = {
+    "checkpointing": {"gradient_checkpointing": True},
+    "offload": {"fsdp": {"offload_params": True}},
+    "per-layer step": {"fsdp": {"per_layer_optim_step": True}},
+    "all": {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_policy": "keep_both",
+        "fsdp": {
+            "offload_params": True,
+            "memory_efficient_load": True,
+            "per_layer_optim_step": True,
+            "optim_step_prefetch_layers": 0,
+            "forward_prefetch_layers": 2,
+            "backward_prefetch_layers": 2,
+        },
+    },
+    "kept gathered": {"fsdp": {"reshard_after_forward": False, "memory_efficient_load": True}},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"gradient_checkpointing": True},
-        {"fsdp": {"offload_params": True}},
-        {"gradient_checkpointing": True, "fsdp": {"offload_params": True}},
-    ],
-    ids=["checkpointing", "offload", "both"],
+    ("mesh", "option"),
+    [("d2", option) for option in MEMORY_OPTIONS] + [("c2t2", "offload"), ("c2t2", "all")],
 )
-@pytest.mark.parametrize("mesh", ["d2", "c2t2"])
-def test_memory_options_change_no_number(mesh, changes):
-    config = make_config("tiny-qwen3", mesh, **changes)
+def test_memory_options_change_no_number(mesh, option):
+    config = make_config("tiny-qwen3", mesh, **MEMORY_OPTIONS[option])
     results = run_on_ranks(f"{PAYLOADS}:train", world_size_of(mesh), config=config)
     check_equal(results, reference("tiny-qwen3"))
 

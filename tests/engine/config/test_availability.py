@@ -23,9 +23,9 @@ def test_each_switch_is_named(path):
 @pytest.mark.parametrize("kind", ["rw", "dpo"])
 def test_kinds_are_named_beside_their_engines(kind):
     run = build_run_config(
-        {"kind": kind, "actor": {**ENGINE, "use_lora": True}, "dataset": {"path": "x"}}
+        {"kind": kind, "actor": {**ENGINE, "is_critic": True}, "dataset": {"path": "x"}}
     )
-    assert [v.where for v in find_unavailable(run)] == ["kind", "actor.use_lora"]
+    assert [v.where for v in find_unavailable(run)] == ["kind", "actor.is_critic"]
 
 
 def test_sft_is_available():
