@@ -40,6 +40,7 @@ def apply_tensor_parallel(backbone: nn.Module, tp_mesh: DeviceMesh, family: Fami
     model returns its slice of the sequence, and the head's weight is a slice of the vocabulary.
     """
     shared = find_tied_parameters(backbone)
+    frozen = [name for name, p in backbone.named_parameters() if not p.requires_grad]
     parallelize_module(backbone, tp_mesh, build_styles(plan_model(family)))
     for layer in backbone.get_submodule(family.layers).children():
         plan, adapted = plan_layer(family), find_adapted_layers(layer)
@@ -48,6 +49,8 @@ def apply_tensor_parallel(backbone: nn.Module, tp_mesh: DeviceMesh, family: Fami
         for path, adapted_layer in adapted.items():
             apply_adapter_parallel(adapted_layer, plan[path], tp_mesh)
     tie_parameters(backbone, shared)
+    for name in frozen:  # some of torch's styles make parameters anew, which then require gradients
+        backbone.get_parameter(name).requires_grad_(False)
     plain = [n for n, p in backbone.named_parameters() if not isinstance(p, DTensor)]
     if plain:
         raise ConfigError(

@@ -31,6 +31,19 @@ def gather_and_differentiate(
     return float((gathered - whole).abs().max()), float((own.grad - wanted).abs().max())
 
 
+def scatter_and_differentiate(rank: int, world_size: int, dim: int) -> tuple[float, float]:
+    """Every rank holds a summand of the whole and weights its own slice of the sum."""
+    parts = [draw(member, 3, 6) for member in range(world_size)]
+    weights = [draw(50 + member, *part.shape) for member, part in enumerate(parts)]
+    weights = [weight.chunk(world_size, dim=dim)[n] for n, weight in enumerate(weights)]
+    own = parts[rank].clone().requires_grad_()
+    scattered = sequence.scatter_sequence_sum(own, dist.group.WORLD, dim)
+    (scattered * weights[rank]).sum().backward()
+    wanted = sum(parts).chunk(world_size, dim=dim)[rank]
+    gradient = torch.cat(weights, dim=dim)
+    return float((scattered - wanted).abs().max()), float((own.grad - gradient).abs().max())
+
+
 def exchange(rank: int, world_size: int) -> tuple[float, float]:
     parts = [draw(member, world_size, 2, 3) for member in range(world_size)]
     weights = [draw(50 + member, world_size, 2, 3) for member in range(world_size)]

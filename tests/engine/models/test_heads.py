@@ -60,6 +60,19 @@ def test_names_are_those_of_a_checkpoint_and_ties_appear_once(model):
     assert not any(name.startswith("backbone") for name in names)
 
 
+def test_adapters_are_named_as_in_their_files_and_the_base_as_without_them(model):
+    source = prepare_preset("tiny-qwen3", with_weights=False)
+    config = TrainEngineConfig(path="tiny-qwen3", use_lora=True, target_modules=["q_proj"])
+    adapted = build_meta_model(config, source)
+    base = [name for name, _ in adapted.named_hf_parameters()]
+    assert base == [name for name, _ in model.named_hf_parameters()]
+    names = [name for name, _ in adapted.named_adapter_parameters()]
+    assert len(names) == 2 * model.facts.num_layers
+    assert names[0] == "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+    assert [name for name, _ in adapted.named_trainable_parameters()] == names
+    assert [name for name, _ in model.named_trainable_parameters()] == base
+
+
 def test_entropy_comes_when_asked_for(model, world):
     logprobs, entropy = run(model, world, [5, 3])
     assert entropy is None

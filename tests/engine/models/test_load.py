@@ -72,6 +72,20 @@ def test_master_weights_have_the_optimizers_dtype(cache):
     assert model.logprobs_chunk_size == config.logprobs_chunk_size
 
 
+def test_adapters_have_the_optimizers_dtype_and_the_base_the_computations(cache):
+    source = prepare_preset("tiny-qwen3", with_weights=False)
+    config = TrainEngineConfig(
+        path="tiny-qwen3", use_lora=True, lora_rank=4, target_modules=["q_proj"]
+    )
+    model = build_meta_model(config, source)
+    assert {p.dtype for _, p in model.named_hf_parameters()} == {torch.bfloat16}
+    assert {p.dtype for _, p in model.named_adapter_parameters()} == {torch.float32}
+    assert model.adapters.targets == ("q_proj",)
+    config = config.with_changes({"target_modules": ["lm_head"]})
+    with pytest.raises(ConfigError, match="is the head, which gets no adapter"):
+        build_meta_model(config, source)
+
+
 def test_dropout_can_be_switched_off(cache):
     config = LlamaConfig(attention_dropout=0.3)
     disable_dropout_of(config)
