@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from fsdpbench.bench.records import Record, Verdict
 from fsdpbench.diagnose.decide import decide
+from fsdpbench.diagnose.log_files import find_logs, open_log
 from fsdpbench.diagnose.matching import build_matcher
 from fsdpbench.diagnose.rules.schema import Rule
 from fsdpbench.diagnose.trials import (
@@ -36,7 +37,7 @@ def explain_files(paths: Iterable[Path], rules: Sequence[Rule] | None = None) ->
     """Explain several logs of one run together; raises OSError for a file that cannot be read."""
     matcher = build_matcher(rules)
     for path in paths:
-        with path.open("rb") as stream:
+        with open_log(path) as stream:
             matcher.findings.logs[str(path)] = matcher.scanner.scan(stream, str(path))
     return decide(matcher.findings)
 
@@ -49,7 +50,8 @@ def explain_run_for_record(trial_dir: Path, record: Record) -> Verdict | None:
 def explain_sources(sources: Sequence[str], stdin: BinaryIO) -> tuple[Verdict, list[TrialVerdict]]:
     """Explain what the command line names: logs, `-`, a trial, a run, or a folder of logs.
 
-    Several files and folders of logs are one run. Raises OSError for what cannot be read.
+    Several files and folders of logs are one run. Raises OSError for what cannot be read and
+    ConfigError for a folder without logs.
     """
     if len(sources) == 1:
         only = sources[0]
@@ -62,12 +64,10 @@ def explain_sources(sources: Sequence[str], stdin: BinaryIO) -> tuple[Verdict, l
     matcher = build_matcher()
     for source in sources:
         for path in [Path(source)] if source == "-" else _list_files(Path(source)):
-            with stdin if source == "-" else path.open("rb") as stream:
+            with stdin if source == "-" else open_log(path) as stream:
                 matcher.findings.logs[str(path)] = matcher.scanner.scan(stream, str(path))
     return decide(matcher.findings), []
 
 
 def _list_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.is_file())
+    return find_logs(path) if path.is_dir() else [path]

@@ -16,6 +16,7 @@ from functools import cached_property
 from itertools import islice
 from typing import BinaryIO
 
+from fsdpbench.diagnose.log_files import SNIFFED_BYTES, looks_binary
 from fsdpbench.diagnose.prefilter import Prefilter
 from fsdpbench.diagnose.prefixes import CleanLine, clean_line, rank_of_path
 
@@ -148,7 +149,7 @@ class LogScanner:
         while True:
             block = stream.read(BLOCK_BYTES)
             if not summary.num_bytes:
-                summary.looks_binary = _looks_binary(block[:4096])
+                summary.looks_binary = looks_binary(block[:SNIFFED_BYTES])
             summary.num_bytes += len(block)
             buffer += block
             end = len(buffer) if not block else _last_line_end(buffer, start)
@@ -249,10 +250,3 @@ def _find_progress(buffer: bytes, start: int, end: int) -> int:
                 best = max(best, line_start)
                 break
     return best
-
-
-def _looks_binary(head: bytes) -> bool:
-    if not head:
-        return False
-    odd = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 for byte in head)
-    return odd > len(head) // 20

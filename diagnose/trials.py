@@ -19,6 +19,7 @@ from fsdpbench.bench.records import Record, TrialStatus, Verdict
 from fsdpbench.bench.store import keep_latest, read_records
 from fsdpbench.diagnose.decide import decide
 from fsdpbench.diagnose.hangs import judge_hang
+from fsdpbench.diagnose.log_files import open_log
 from fsdpbench.diagnose.matching import build_matcher
 from fsdpbench.diagnose.prefixes import rank_of_path
 from fsdpbench.diagnose.verdicts import make_verdict
@@ -50,13 +51,15 @@ class TrialVerdict:
 def is_run_folder(path: Path) -> bool:
     """Say whether a folder is a run."""
     run = RunFolder(path)
-    return run.results_path.is_file() or run.sweep_path.is_file() or (path / "trials").is_dir()
+    if run.sweep_path.is_file() or any(map(is_trial_folder, (path / "trials").glob("*"))):
+        return True
+    return run.results_path.is_file() and bool(read_records(run.results_path).records)
 
 
 def is_trial_folder(path: Path) -> bool:
     """Say whether a folder is a trial of a run."""
     trial = TrialFolder(path)
-    return trial.spec_path.is_file() or trial.logs.is_dir()
+    return trial.spec_path.is_file() or (trial.logs.is_dir() and trial.heartbeats.is_dir())
 
 
 def explain_trial(path: Path, record: Record | None = None) -> Verdict:
@@ -139,7 +142,7 @@ def _judge_logs(folder: TrialFolder, errors: Sequence[RankError]) -> Verdict:
     matcher = build_matcher()
     for path in list_logs(folder):
         try:
-            with path.open("rb") as stream:
+            with open_log(path) as stream:
                 summary = matcher.scanner.scan(stream, str(path), rank_of_path(str(path)))
         except OSError:
             continue  # a log that vanished or may not be read; the others still speak

@@ -52,13 +52,13 @@ def test_verdict_of_a_config(tmp_path, text, world_size, code):
 
 def test_all_violations_come_at_once(tmp_path):
     text = (
-        'path: tiny-qwen3\nbackend: "fsdp:d1c3t4"\noptimizer: {type: adam}\nuse_lora: true\n'
+        'path: tiny-qwen3\nbackend: "fsdp:d1c3t4"\noptimizer: {type: adam}\nis_critic: true\n'
         "fsdp: {wrap_policy: {transformer_layer_cls_to_wrap: [Foo]}}\nnonsense: 1\n"
     )
     places = {item.where for item in problems(check(tmp_path, text, 8))}
     assert places >= {
         "backend",
-        "use_lora",
+        "is_critic",
         "tensor_parallel_size",
         "fsdp.wrap_policy.transformer_layer_cls_to_wrap",
         "nonsense",
