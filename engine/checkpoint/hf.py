@@ -78,7 +78,7 @@ def choose_file_bytes(total_bytes: int, world_size: int) -> int:
 
 
 def divide_files(file_of: Mapping[str, str], world_size: int) -> dict[str, int]:
-    """Map each file to the rank that writes it, in turns: neighbours in time are written at once."""
+    """Map each file to the rank that writes it, in turns: neighbours are written side by side."""
     files = dict.fromkeys(file_of.values())
     return {file: number % world_size for number, file in enumerate(files)}
 

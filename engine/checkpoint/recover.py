@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fsdpbench.engine.checkpoint.folders import KIND_OF_FORMAT, FolderKind, classify_folder
 from fsdpbench.engine.checkpoint.manifest import read_manifest
-from fsdpbench.engine.checkpoint.store import host_name, restore_retired, sync_file
+from fsdpbench.engine.checkpoint.store import (
+    remove_leftovers,
+    restore_retired,
+    sibling_of,
+    sync_file,
+)
 from fsdpbench.engine.checkpoint.verify import check_folder
 from fsdpbench.errors import CheckpointError
 from fsdpbench.log import get_logger, warn_once
@@ -22,7 +26,8 @@ def point_latest(checkpoint: Path) -> None:
     if pointer.is_dir() or checkpoint.name == LATEST_FILE:
         warn_once(logger, f"{pointer} is a folder: no pointer to the latest checkpoint is written")
         return
-    partial = pointer.with_name(f".{LATEST_FILE}.{host_name()}.{os.getpid()}.partial")
+    remove_leftovers(pointer)
+    partial = sibling_of(pointer, "partial")
     partial.write_text(f"{checkpoint.name}\n", encoding="utf-8")
     sync_file(partial)
     partial.replace(pointer)

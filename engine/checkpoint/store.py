@@ -106,8 +106,11 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 def abandon(partial: Path) -> None:
-    """Remove the folder of a save that failed."""
-    shutil.rmtree(partial, ignore_errors=True)
+    """Remove the folder or file of a save that failed."""
+    if partial.is_dir():
+        shutil.rmtree(partial, ignore_errors=True)
+    else:
+        partial.unlink(missing_ok=True)
 
 
 def sibling_of(target: Path, state: str) -> Path:
@@ -121,12 +124,12 @@ def host_name() -> str:
 
 
 def find_siblings(target: Path, state: str) -> list[tuple[Path, str, int]]:
-    """List (folder, host, process id) of saves to this target, the newest first."""
+    """List (path, host, process id) of saves to this target, the newest first."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.([\w.-]+)\.(\d+)\.{state}")
     found = []
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
         match = pattern.fullmatch(path.name)
-        if match and path.is_dir():
+        if match:
             found.append((path, match[1], int(match[2])))
     return sorted(found, key=lambda entry: entry[0].stat().st_mtime, reverse=True)
 

@@ -1,16 +1,23 @@
-"""Files as transformers writes them, filled in order."""
+"""Files as transformers writes them, filled in order, tensor by tensor."""
 
 from __future__ import annotations
 
 import json
+import resource
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
-from fsdpbench.engine.models.shard_writer import ShardWriter, plan_weight_files
+from fsdpbench.engine.models import shard_writer
+from fsdpbench.engine.models.shard_writer import ShardWriter, plan_weight_files, write_index
 from fsdpbench.engine.parallel.weight_files import find_tensors
 
-SHAPES = {name: torch.Size(shape) for name, shape in {"a": (4,), "b": (3,), "c": (9,)}.items()}
+SHAPES = {name: torch.Size(shape) for name, shape in {"a": (2, 2), "b": (3,), "c": (9,)}.items()}
+
+
+def make_tensors(dtype=torch.float32):
+    return {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
 
 
 def test_small_models_are_one_file():
@@ -26,24 +33,50 @@ def test_files_fill_in_order_and_a_large_tensor_stands_alone():
     assert len(set(plan_weight_files(SHAPES, torch.bfloat16, max_file_bytes=6).values())) == 3
 
 
-def test_writes_what_was_planned(tmp_path):
-    plan = plan_weight_files(SHAPES, torch.float32, max_file_bytes=28)
-    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
-    writer = ShardWriter(tmp_path, plan)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pending_bytes", [0, 1 << 20])
+def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, pending_bytes):
+    monkeypatch.setattr(shard_writer, "SYNC_BYTES", 8)
+    monkeypatch.setattr(shard_writer, "MAX_PENDING_BYTES", pending_bytes)
+    plan = plan_weight_files(SHAPES, dtype, max_file_bytes=28)
+    tensors = make_tensors(dtype)
+    writer = ShardWriter(tmp_path, plan, SHAPES, dtype)
     for name, tensor in tensors.items():
         writer.add(name, tensor)
-    assert (tmp_path / plan["a"]).exists()
-    assert not (tmp_path / plan["c"]).exists()  # held until it is complete
     writer.finish()
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert index == {"metadata": {"total_size": 64}, "weight_map": plan}
+    write_index(tmp_path, plan, SHAPES, dtype)
     for name, file in find_tensors(tmp_path).items():
         assert torch.equal(load_file(file)[name], tensors[name])
+        assert writer.file_bytes[file.name] == file.stat().st_size
+    if dtype == torch.float32:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        assert index == {"metadata": {"total_size": 64}, "weight_map": plan}
 
 
 def test_one_file_has_no_index(tmp_path):
-    writer = ShardWriter(tmp_path, plan_weight_files(SHAPES, torch.float32))
-    for name, shape in SHAPES.items():
-        writer.add(name, torch.zeros(shape))
+    plan = plan_weight_files(SHAPES, torch.float32)
+    write_index(tmp_path, plan, SHAPES, torch.float32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_takes_its_own_files_only(tmp_path):
+    plan = plan_weight_files(SHAPES, torch.float32, max_file_bytes=28)
+    writer = ShardWriter(tmp_path, plan, SHAPES, torch.float32, [plan["c"]])
+    assert [name for name in SHAPES if writer.takes(name)] == ["c"]
+    writer.add("c", torch.zeros(9))
     writer.finish()
-    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert [file.name for file in tmp_path.iterdir()] == [plan["c"]]
+
+
+def test_a_failed_write_comes_out_at_the_end(tmp_path):
+    big = {"a": torch.Size([4096])}
+    writer = ShardWriter(tmp_path, plan_weight_files(big, torch.float32), big, torch.float32)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
+    try:
+        writer.add("a", torch.zeros(4096))
+        with pytest.raises(OSError, match="too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    writer.abandon()
