@@ -5,6 +5,7 @@ FLOPs of a step = tokens x (6 N_linear + 6 hidden vocab)
 where N_linear are the weights of the layers' linear maps and context(length) is twice the number of
 (query, key) pairs that a causal layer looks at: length^2, or 2 window length - window^2 when the
 layer's window is shorter than the sequence. Forward and backward; recomputation is not counted.
+Frozen weights (LoRA) cost 4 instead of 6, since they get no gradient, and adapters 6 a weight.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fsdpbench.engine.models.facts import ModelFacts
 
 STEP_FORMULA = (
     "6 N_linear + 6 hidden vocab + 6 layers heads head_dim mean_context FLOP per token "
-    "(causal half, real sequence lengths, recompute not counted)"
+    "(causal half, real sequence lengths, recompute not counted; weights that LoRA freezes 4)"
 )
 
 # Dense peak in FLOP/s of bf16 (and fp16) matrix products with fp32 accumulation, from the vendors'
@@ -53,11 +54,7 @@ PEAK_FLOPS_PER_SECOND: tuple[tuple[str, float], ...] = (
 
 def count_linear_weights(facts: ModelFacts) -> int:
     """Count the weights of the layers' linear maps, embedding and head not included."""
-    query = facts.num_attention_heads * facts.head_dim
-    key = facts.num_key_value_heads * facts.head_dim
-    attention = facts.hidden_size * (2 * query + 2 * key)
-    mlp = 3 * facts.hidden_size * facts.intermediate_size
-    return facts.num_layers * (attention + mlp)
+    return facts.num_layers * sum(rows * columns for rows, columns in facts.linear_shapes.values())
 
 
 def count_context(length: int, window: int | None) -> int:
@@ -67,10 +64,16 @@ def count_context(length: int, window: int | None) -> int:
     return 2 * window * length - window * window
 
 
-def count_step_flops(facts: ModelFacts, sequence_lengths: Iterable[int]) -> int:
-    """Count the FLOPs of one training step over all sequences of all ranks."""
+def count_step_flops(
+    facts: ModelFacts, sequence_lengths: Iterable[int], num_adapter_weights: int = 0
+) -> int:
+    """Count the FLOPs of one training step over all sequences of all ranks.
+
+    With `num_adapter_weights` these alone are trained.
+    """
     lengths = tuple(sequence_lengths)
-    per_token = 6 * count_linear_weights(facts) + 6 * facts.hidden_size * facts.vocab_size
+    weights = count_linear_weights(facts) + facts.hidden_size * facts.vocab_size
+    per_token = (4 if num_adapter_weights else 6) * weights + 6 * num_adapter_weights
     context = sum(
         facts.layer_windows.count(window) * sum(count_context(length, window) for length in lengths)
         for window in set(facts.layer_windows)

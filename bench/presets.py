@@ -57,7 +57,7 @@ def _plan_memory(device: DeviceName, world_size: int) -> Axes:
         "parallel": _list_pure_meshes(world_size),
         "gradient_checkpointing": [False, True],
         "fsdp.offload_params": [False, True],
-        "logprobs_chunk_size": [256, 1024, 4096],
+        "fsdp.per_layer_optim_step": [False, True],
     }
 
 

@@ -38,6 +38,7 @@ from fsdpbench.engine.algorithms.sft import FSDPLMEngine
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
 from fsdpbench.engine.device import Device, DeviceMemory
+from fsdpbench.engine.models.adapter_targets import count_adapter_weights
 from fsdpbench.engine.models.facts import read_model_config
 from fsdpbench.engine.models.load import load_tokenizer, resolve_path
 from fsdpbench.engine.tracing.export import merge_chrome_trace
@@ -166,7 +167,10 @@ def train(trial: Trial, device: Device, batches: Iterator[StepBatch]) -> None:
     """Run all steps, timed and logged. Collective over: the world."""
     engine, spec, rank = trial.engine, trial.spec, trial.ranks.rank
     fault = parse_fault(spec.fault) if spec.fault else None
-    facts = engine.model_facts
+    facts, config = engine.model_facts, engine.config
+    num_adapter_weights = 0
+    if config.use_lora:
+        num_adapter_weights = count_adapter_weights(config.target_modules, config.lora_rank, facts)
 
     def allocate(num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
@@ -193,7 +197,7 @@ def train(trial: Trial, device: Device, batches: Iterator[StepBatch]) -> None:
             )
             trial.steps.append(record)
             lengths = [length for lengths in batch.sequence_lengths for length in lengths]
-            trial.step_flops.append(count_step_flops(facts, lengths))
+            trial.step_flops.append(count_step_flops(facts, lengths, num_adapter_weights))
             if rank == 0:
                 log.append(record)
 

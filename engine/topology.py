@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from fsdpbench.engine.config.availability import find_unavailable
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.adapter_targets import check_targets
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
 from fsdpbench.errors import ConfigError, Violation
 
@@ -133,6 +134,8 @@ def _check_model(config: TrainEngineConfig, facts: ModelFacts) -> Iterator[Viola
                 f"is no layer of this {facts.model_type} model",
                 f"use {', '.join(known)}",
             )
+    if config.use_lora:
+        yield from check_targets(config.target_modules, facts)
     if facts.bidirectional:
         yield Violation(
             "path", repr(config.path), "attends in both directions", "causal models are trained"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from fsdpbench.engine.config.availability import find_ignored, find_unavailable
 from fsdpbench.engine.config.load import build_config, load_config, load_yaml
 from fsdpbench.engine.config.run import RunConfig
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.adapter_targets import count_adapter_weights
 from fsdpbench.engine.models.facts import ModelFacts, read_model_facts
 from fsdpbench.engine.topology import find_violations, resolve_strategy
 from fsdpbench.errors import ConfigError, Violation, ViolationError, list_names
 from fsdpbench.units import format_bytes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-STATES = {"adam": 2, "adam_bf16": 2, "sgd": 1}  # optimizer states of a parameter's size
 MAX_POINTS = 5
 
 
@@ -170,12 +170,38 @@ def _check_dataset(config: RunConfig, path: Path) -> Iterator[Finding]:
         yield Finding(Severity.PROBLEM, "dataset.path", repr(file), allowed, "correct the path")
 
 
-def count_bytes_per_parameter(engine: TrainEngineConfig) -> int:
-    """Return the bytes that training keeps for each parameter: weights, gradient, states."""
+@dataclass(frozen=True)
+class ResidentBytes:
+    """What training keeps over all ranks, activations left out, and where it rests."""
+
+    on_devices: int
+    on_hosts: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all, as on a machine whose ranks compute on the CPU."""
+        return self.on_devices + self.on_hosts
+
+
+def count_resident_bytes(engine: TrainEngineConfig, model: ModelFacts) -> ResidentBytes:
+    """Count weights, gradients and optimizer states."""
+    trained, frozen = model.num_parameters, 0
+    if engine.use_lora:
+        frozen = trained
+        trained = count_adapter_weights(engine.target_modules, engine.lora_rank, model)
     size = BYTES[engine.optimizer_dtype]
-    if engine.optimizer is None:
-        return size
-    return size * (2 + STATES[engine.optimizer.type])
+    weights = trained * size + frozen * BYTES[engine.dtype]
+    gradients = states = 0
+    if engine.optimizer is not None:
+        gradients = trained * size
+        # bf16 moments, and a compensation where the weights are bf16 too
+        kahan = 6 if engine.optimizer_dtype == "bfloat16" else 4
+        states = trained * {"adam": 2 * size, "adam_bf16": kahan, "sgd": 0}[engine.optimizer.type]
+    if engine.fsdp.offload_params:
+        return ResidentBytes(0, weights + gradients + states)
+    if engine.fsdp.per_layer_optim_step:
+        return ResidentBytes(weights + gradients, states)
+    return ResidentBytes(weights + gradients + states, 0)
 
 
 def _check_memory(
@@ -184,21 +210,34 @@ def _check_memory(
     """Compare what must be resident, activations left out, with what this machine has."""
     if model is None or not here:
         return
-    total = model.num_parameters * count_bytes_per_parameter(engine)
-    resident = f"{format_bytes(total)} of weights, gradients and optimizer states"
-    offloaded = engine.fsdp.offload_params
-    if (offloaded or machine.gpu_bytes is None) and total > machine.memory_bytes:
-        allowed = f"{resident} exceed the host memory of {format_bytes(machine.memory_bytes)}"
-        remedy = "use more machines or a smaller model"
-        where = "fsdp.offload_params" if offloaded else "path"
-        yield Violation(where, str(offloaded) if offloaded else repr(engine.path), allowed, remedy)
-    if not offloaded and machine.gpu_bytes is not None and total / world > machine.gpu_bytes:
+    resident = count_resident_bytes(engine, model)
+    text = f"{format_bytes(resident.total)} of weights, gradients and optimizer states"
+    on_hosts = resident.total if machine.gpu_bytes is None else resident.on_hosts
+    if on_hosts > machine.memory_bytes:
+        option = _find_host_option(engine)
         allowed = (
-            f"{resident} over {world} ranks are {format_bytes(total / world)} each, more than "
-            f"the {format_bytes(machine.gpu_bytes)} of {machine.gpu_name}"
+            f"{format_bytes(on_hosts)} of {text} exceed the host memory of "
+            f"{format_bytes(machine.memory_bytes)}"
+        )
+        found = "True" if option else repr(engine.path)
+        yield Violation(option or "path", found, allowed, "use more machines or a smaller model")
+    if machine.gpu_bytes is not None and resident.on_devices / world > machine.gpu_bytes:
+        allowed = (
+            f"{text} over {world} ranks leave {format_bytes(resident.on_devices / world)} on each "
+            f"device, more than the {format_bytes(machine.gpu_bytes)} of {machine.gpu_name}"
         )
         remedy = "set fsdp.offload_params: true, or use more ranks"
+        if engine.optimizer is not None and not engine.fsdp.per_layer_optim_step:
+            remedy = f"set fsdp.per_layer_optim_step: true (adam), {remedy.removeprefix('set ')}"
         yield Violation("path", repr(engine.path), allowed, remedy)
+
+
+def _find_host_option(engine: TrainEngineConfig) -> str | None:
+    """Name the option that puts memory on the host; None where there is none."""
+    for name in ("offload_params", "per_layer_optim_step"):
+        if getattr(engine.fsdp, name):
+            return f"fsdp.{name}"
+    return None
 
 
 def _note_cores(world: int, machine: Machine, here: bool) -> Iterator[Finding]:

@@ -64,3 +64,10 @@ def check_targets(names: Sequence[str], facts: ModelFacts) -> Iterator[Violation
             problem = f"is {meant}, which gets no adapter: its weight may be shared, and is cut"
             problem += " along the vocabulary by tensor parallelism"
         yield Violation(FIELD, repr(name), problem, known)
+
+
+def count_adapter_weights(names: Sequence[str], rank: int, facts: ModelFacts) -> int:
+    """Count the weights of adapters of this rank on the named layers (none named: on all)."""
+    targets = [path for path in list_linear_layers(facts) if not names or is_target(path, names)]
+    shapes = facts.linear_shapes
+    return sum(rank * sum(shapes[path.rpartition(".")[2]]) for path in targets)

@@ -52,6 +52,22 @@ class ModelFacts:
         return FAMILIES[self.model_type]
 
     @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes (out, in) of the linear maps of one layer, by the last word of their paths."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query = self.num_attention_heads * self.head_dim
+        key = self.num_key_value_heads * self.head_dim
+        return {
+            "q_proj": (query, hidden),
+            "k_proj": (key, hidden),
+            "v_proj": (key, hidden),
+            "o_proj": (hidden, query),
+            "gate_proj": (inner, hidden),
+            "up_proj": (inner, hidden),
+            "down_proj": (hidden, inner),
+        }
+
+    @property
     def decoder_layer_cls(self) -> str:
         """Class name of one layer in transformers."""
         return self.family.decoder_layer_cls

@@ -27,6 +27,13 @@ def test_linear_weights_are_all_parameters_but_norms_and_tables():
     assert count_linear_weights(facts) == facts.num_parameters - norms - table
 
 
+def test_frozen_weights_cost_no_gradient():
+    facts = read_model_facts("tiny-qwen3")
+    whole, adapted = (count_step_flops(facts, [64], adapters) for adapters in (0, 1000))
+    weights = count_linear_weights(facts) + facts.hidden_size * facts.vocab_size
+    assert whole - adapted == 64 * (2 * weights - 6 * 1000)
+
+
 def count_by_hand(facts, lengths):
     """Walk over every token and every layer."""
     total = 0

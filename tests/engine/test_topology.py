@@ -169,18 +169,19 @@ def test_everything_wrong_is_listed_together():
     config = config_of(
         "fsdp:d3t3",
         use_lora=True,
+        target_modules=["lm_head"],
+        is_critic=True,
         fsdp={
-            "per_layer_optim_step": True,
             "wrap_policy": {"transformer_layer_cls_to_wrap": ["X"]},
         },
         optimizer={},
     )
     assert sorted(set(paths_of(find_all_violations(config, 8, num_devices=4)))) == [
         "backend",
-        "fsdp.per_layer_optim_step",
         "fsdp.wrap_policy.transformer_layer_cls_to_wrap",
+        "is_critic",
+        "target_modules",
         "tensor_parallel_size",
-        "use_lora",
         "world_size",
     ]
 

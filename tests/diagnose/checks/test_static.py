@@ -2,12 +2,14 @@ import pytest
 
 from fsdpbench.diagnose.checks.machine import Machine
 from fsdpbench.diagnose.checks.static import (
+    ResidentBytes,
     UnreadableConfigError,
     check_config,
-    count_bytes_per_parameter,
+    count_resident_bytes,
 )
 from fsdpbench.diagnose.findings import Severity
 from fsdpbench.engine.config.train import TrainEngineConfig
+from fsdpbench.engine.models.facts import read_model_facts
 
 GIB = 1 << 30
 LAPTOP = Machine(num_gpus=0, num_cores=4, memory_bytes=16 * GIB)
@@ -119,18 +121,38 @@ def test_another_cluster_is_not_held_against_this_machine(tmp_path):
     assert check(tmp_path, text, 64, LAPTOP).exit_code == 0
 
 
+ADAM, OFFLOAD = {"optimizer": {"type": "adam"}}, {"offload_params": True}
+STREAMED = {"per_layer_optim_step": True}
+
+
 @pytest.mark.parametrize(
-    ("fields", "size"),
+    ("fields", "on_devices", "on_hosts"),
     [
-        ({"optimizer": {"type": "adam"}}, 16),
-        ({"optimizer": {"type": "sgd"}}, 12),
-        ({"optimizer": {"type": "adam_bf16"}, "optimizer_dtype": "bfloat16"}, 8),
-        ({}, 4),
+        (ADAM, 16, 0),
+        ({"optimizer": {"type": "sgd"}}, 8, 0),
+        ({"optimizer": {"type": "adam_bf16"}, "optimizer_dtype": "bfloat16"}, 10, 0),
+        ({}, 4, 0),
+        ({**ADAM, "fsdp": OFFLOAD}, 0, 16),
+        ({**ADAM, "fsdp": STREAMED}, 8, 8),
+        ({**ADAM, "fsdp": {**OFFLOAD, **STREAMED}}, 0, 16),
     ],
 )
-def test_bytes_of_a_parameter(fields, size):
+def test_bytes_of_a_parameter(fields, on_devices, on_hosts):
+    model = read_model_facts("tiny-qwen3")
     config = TrainEngineConfig.model_validate({"path": "tiny-qwen3", **fields})
-    assert count_bytes_per_parameter(config) == size
+    number = model.num_parameters
+    assert count_resident_bytes(config, model) == ResidentBytes(
+        on_devices * number, on_hosts * number
+    )
+
+
+def test_frozen_weights_have_neither_gradients_nor_states():
+    model = read_model_facts("tiny-qwen3")
+    fields = {"path": "tiny-qwen3", "use_lora": True, "lora_rank": 2, **ADAM}
+    config = TrainEngineConfig.model_validate(fields)
+    adapters = 2 * model.num_layers * sum(map(sum, model.linear_shapes.values()))
+    resident = count_resident_bytes(config, model)
+    assert resident == ResidentBytes(2 * model.num_parameters + 16 * adapters, 0)
 
 
 def test_unused_fields_are_notes(tmp_path):
