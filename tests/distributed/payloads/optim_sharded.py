@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 
 import torch
@@ -93,12 +94,32 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole.detach().cpu().clone()
 
 
-def full_norm(params) -> float:
-    squares = [full(p.grad).double().square().sum() for p in params if p.grad is not None]
-    return torch.stack(squares).sum().sqrt().item()
+def full_norm(params, norm_type: float = 2.0) -> float:
+    whole = [full(p.grad).double().reshape(-1) for p in params if p.grad is not None]
+    return torch.linalg.vector_norm(torch.cat(whole), ord=norm_type).item()
 
 
-def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") -> tuple[float, ...]:
+def norm_of_frozen_ranks(rank: int, world_size: int) -> tuple[float, ...]:
+    """Return norms (2 and inf) where rank 1 has no gradient at all, ours and the expected ones.
+
+    What rank 1 holds counts as zero.
+    """
+    _, axis = build_mesh("cpu", world_size)
+    value = torch.arange(1.0, 9.0)
+    trained = torch.nn.Parameter(distribute_tensor(value.clone(), axis, [Shard(0)]))
+    frozen = torch.nn.Parameter(
+        distribute_tensor(value.clone(), axis, [Shard(0)]), requires_grad=False
+    )
+    if rank == 0:
+        trained.grad = distribute_tensor(value, axis, [Shard(0)], src_data_rank=None)
+    params = [frozen, trained]
+    norms = [gradient_norm(params, order).item() for order in (2.0, math.inf)]
+    return norms[0], value[:4].norm().item(), norms[1], 4.0
+
+
+def norm_of_mixed_placements(
+    rank: int, world_size: int, device: str = "cpu", norm_type: float = 2.0
+) -> tuple[float, ...]:
     """Return our norm, the full tensors' and, over a local copy, the clipped gradients' norm."""
     mesh, data, tensor = build_mesh(device, world_size // TP, TP)
     generator = torch.Generator().manual_seed(3)
@@ -130,11 +151,11 @@ def norm_of_mixed_placements(rank: int, world_size: int, device: str = "cpu") ->
     shard_net(net, "fsdp_tp", device)
     backward(net, batches(1, device)[0][:4])
     params += [plain, unused, pending, *net.parameters()]
-    expected = full_norm(params)
-    norm = gradient_norm(params)
+    expected = full_norm(params, norm_type)
+    norm = gradient_norm(params, norm_type)
     assert norm.shape == () and norm.device.type == device
-    returned = fsdp2_clip_grad_norm(params, max_norm=0.5 * expected)
-    return norm.item(), expected, returned.item(), full_norm(params)
+    returned = fsdp2_clip_grad_norm(params, 0.5 * expected, norm_type)
+    return norm.item(), expected, returned.item(), full_norm(params, norm_type)
 
 
 def names_of_placements(rank: int, world_size: int) -> list[str]:

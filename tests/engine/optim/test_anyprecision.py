@@ -147,3 +147,49 @@ def test_zero_betas(beta):
         optimizer.step()
         reference.step()
     torch.testing.assert_close(ours, theirs)
+
+
+def make_student(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+
+
+def train_student(make_optimizer, dtype, steps=400):
+    """Fit a noisy teacher; return the last loss of the stored weights, computed in float32."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(512, 16, generator=generator)
+    targets = make_student(3)(inputs).detach() + 0.1 * torch.randn(512, 4, generator=generator)
+    student = make_student(1).to(torch.bfloat16).to(dtype)
+    optimizer = make_optimizer(student.parameters(), lr=2e-4, weight_decay=0.0)
+
+    def loss_on(rows):
+        weights = {name: param.float() for name, param in student.named_parameters()}
+        outputs = torch.func.functional_call(student, weights, (inputs[rows],))
+        return (outputs - targets[rows]).square().mean()
+
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_on(torch.randint(512, (64,), generator=generator)).backward()
+        optimizer.step()
+    return loss_on(slice(None)).item()
+
+
+def test_bf16_training_reaches_the_loss_of_fp32_adamw_where_plain_bf16_fails():
+    expected = train_student(AdamW, torch.float32)
+    assert train_student(AnyPrecisionAdamW, torch.bfloat16) == pytest.approx(expected, rel=0.01)
+    assert train_student(AdamW, torch.bfloat16) > 2 * expected
+
+
+def test_rounding_is_forgotten_and_nothing_else():
+    params = [torch.nn.Parameter(torch.ones(5, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = AnyPrecisionAdamW(params, lr=1e-4)
+    params[0].grad = torch.full_like(params[0], 0.5)
+    optimizer.step()
+    state = optimizer.state[params[0]]
+    moments = [state[name].clone() for name in ("exp_avg", "exp_avg_sq", "step")]
+    assert state["compensation"].any()
+    optimizer.forget_rounding()
+    assert not state["compensation"].any()
+    for name, moment in zip(("exp_avg", "exp_avg_sq", "step"), moments, strict=True):
+        assert torch.equal(state[name], moment)
+    AdamW(params).forget_rounding()  # has none

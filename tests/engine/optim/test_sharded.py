@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fsdpbench.engine.config.optimizer import OptimizerConfig
 from fsdpbench.engine.optim.adamw import AdamW
 from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
 from fsdpbench.engine.optim.build import build_optimizer
+from fsdpbench.engine.optim.clip import gradient_norm, plan_clipping
 from fsdpbench.engine.optim.sgd import SGD
 from tests.distributed.pool import run_on_ranks
 
@@ -161,3 +164,50 @@ def test_a_step_without_a_gradient_leaves_a_parameter_and_its_counter(make):
     optimizer.step()
     assert unused not in optimizer.state
     assert torch.equal(unused, torch.ones(2))
+
+
+class FreshBytes(TorchDispatchMode):
+    """Adds up the bytes of storages that operators made."""
+
+    def __init__(self):
+        super().__init__()
+        self.total, self.alive = 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        known = {
+            t.untyped_storage().data_ptr()
+            for t in tree_leaves((args, kwargs, self.alive))
+            if isinstance(t, torch.Tensor)
+        }
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, torch.Tensor) and tensor.numel():
+                if tensor.untyped_storage().data_ptr() not in known:
+                    self.total += tensor.untyped_storage().nbytes()
+                self.alive.append(tensor)
+        return results
+
+
+@pytest.mark.parametrize(("make", "states"), [(AdamW, 2), (SGD, 0)])
+def test_the_first_step_makes_its_states_and_no_other_copy(make, states):
+    params = [torch.nn.Parameter(torch.ones(1 << 14)) for _ in range(4)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    with FreshBytes() as made:
+        make(params).step(clip=plan_clipping(gradient_norm(params), 1.0))
+    assert made.total - states * 4 * params[0].nbytes < 4096
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("make", "states"), [(AdamW, 2), (SGD, 0)])
+def test_the_first_steps_peak_is_the_steady_state_on_a_gpu(make, states):
+    params = [torch.nn.Parameter(torch.ones(1 << 20, device="cuda")) for _ in range(8)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer = make(params)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer.step(clip=plan_clipping(gradient_norm(params), 1.0))
+    steady = torch.cuda.memory_allocated()
+    assert steady - before >= states * 8 * params[0].nbytes
+    assert torch.cuda.max_memory_allocated() - steady < params[0].nbytes  # a block has several
