@@ -18,6 +18,7 @@ from fsdpbench.engine.checkpoint.manifest import Manifest, list_files, read_mani
 from fsdpbench.engine.checkpoint.recover import resolve_checkpoint
 from fsdpbench.engine.checkpoint.transaction import FolderTransaction
 from fsdpbench.engine.checkpoint.verify import check_adapter
+from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
 from fsdpbench.engine.parallel.adapter_values import check_adapter_file, read_adapters
 from fsdpbench.engine.parallel.adapters import iterate_adapter_parameters
 from fsdpbench.engine.parallel.agreement import Agreement
@@ -80,6 +81,8 @@ def load_adapter(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
         manifest = read_manifest(folder)
     with Agreement("load", parts.meshes.cpu_group):
         read_adapters(parts.model, folder / WEIGHTS_FILE)
+    if isinstance(parts.optimizer, AnyPrecisionAdamW):
+        parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
     return None if manifest is None else manifest.version
 
 

@@ -36,6 +36,7 @@ from fsdpbench.engine.models.shard_writer import (
     write_index,
 )
 from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
+from fsdpbench.engine.parallel.adapter_values import fill_adapters
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import load_folder
 from fsdpbench.errors import CheckpointError
@@ -98,11 +99,11 @@ def write_weights(
     own = [file for file, owner in owner_of.items() if owner == parts.meshes.rank]
     writer = ShardWriter(folder, file_of, shapes, dtype, own)
     failure: OSError | None = None
-    for name, whole in iterate_gathered_parameters(parts.model, parts.device):
+    for name, whole in iterate_gathered_parameters(parts.model, parts.device, dtype):
         if failure is not None or not writer.takes(name):
             continue
         try:
-            writer.add(name, whole.to(dtype).cpu())
+            writer.add(name, whole.cpu())
         except OSError as error:
             failure = error
     with Agreement("save", parts.meshes.cpu_group):
@@ -133,6 +134,8 @@ def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     broadcast = parts.config.broadcasts_weights
     with Agreement("load", group):  # without broadcast an error is one rank's alone
         load_folder(parts.model, folder, parts.meshes, parts.device, broadcast=broadcast)
+    # a folder holds merged weights: adapters begin anew, or they would count twice
+    fill_adapters(parts.model, parts.config, parts.device)
     if meta.with_optim:
         return load_optimizer(parts, folder / OPTIMIZER_FOLDER)
     if isinstance(parts.optimizer, AnyPrecisionAdamW):

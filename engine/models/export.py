@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def iterate_gathered_parameters(
-    model: PolicyModel, device: Device
+    model: PolicyModel, device: Device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, whole tensor on the device) on every rank, in the model's order, tied ones once.
 
-    Adapters are merged into the weights they adapt. Every rank must exhaust the iterator.
-    Collective over: the world.
+    Adapters are merged into the weights they adapt; the sums are rounded once, to `dtype` (None:
+    that of the weights). Every rank must exhaust the iterator. Collective over: the world.
     """
     for name, _ in model.named_hf_parameters():
-        yield name, gather_merged_tensor(model, name, device)
+        yield name, gather_merged_tensor(model, name, device, dtype)
 
 
 def iterate_full_parameters(
@@ -40,5 +40,5 @@ def iterate_full_parameters(
 
     Tied parameters appear once. Every rank must exhaust the iterator. Collective over: the world.
     """
-    for name, whole in iterate_gathered_parameters(model, device):
-        yield name, whole.to(dtype or whole.dtype).cpu() if meshes.rank == 0 else None
+    for name, whole in iterate_gathered_parameters(model, device, dtype):
+        yield name, whole.cpu() if meshes.rank == 0 else None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fsdpbench.engine.checkpoint.adapter_folder import load_adapter, save_adapter
+from fsdpbench.engine.checkpoint.hf import load_hf, save_hf
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.models.heads import PolicyModel
 from fsdpbench.engine.models.load import resolve_path
@@ -41,7 +42,9 @@ def build_parts(backend: str, **fields: Any) -> SimpleNamespace:
     fields = {"init_from_scratch": False, **fields}
     config, model, meshes = build_adapted("tiny-qwen3", backend, **fields)
     source = resolve_path(config)
-    return SimpleNamespace(config=config, model=model, meshes=meshes, device=DEVICE, source=source)
+    return SimpleNamespace(
+        config=config, model=model, meshes=meshes, device=DEVICE, source=source, optimizer=None
+    )
 
 
 def randomize(model: PolicyModel) -> None:
@@ -85,6 +88,28 @@ def load(rank: int, world_size: int, backend: str, folder: str) -> dict[str, Any
         "errors": errors,
         "changed": [name for name in found if not torch.equal(found[name], before[name])],
         "wrong": [name for name in found if not torch.equal(found[name], wanted[name])],
+    }
+
+
+def save_merged(rank: int, world_size: int, backend: str, folder: str) -> dict[str, Any]:
+    """Save merged weights, load them back: the model must say the same, without adapters."""
+    parts = build_parts(backend)
+    randomize(parts.model)
+    batch = make_batch(parts.model.facts.vocab_size)
+    logprobs = []
+    meta = SaveLoadMeta(path=folder)
+    for call in (lambda: None, lambda: save_hf(parts, meta, 3), lambda: load_hf(parts, meta)):
+        call()
+        with torch.no_grad():
+            logprobs.append(run_policy(parts.model, parts.meshes, batch, [4]))
+        parts.model.reshard()
+    b = [p for name, p in parts.model.named_adapter_parameters() if ".lora_B." in name]
+    zero = not any(local_shard(parameter).any() for parameter in b)
+    parts.meshes.destroy()
+    return {
+        "ids": batch["input_ids"][4, : LENGTHS[4]],
+        "logprobs": [torch.roll(values, -1) for values in logprobs],
+        "zero": zero,
     }
 
 

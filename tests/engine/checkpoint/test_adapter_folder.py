@@ -54,6 +54,22 @@ def test_a_saved_folder_loads_in_plain_peft_and_on_another_mesh(tmp_path):
         assert "adapter-absent: there is no such folder" in error
 
 
+def test_merged_weights_load_in_plain_transformers_and_here_without_counting_twice(tmp_path):
+    folder = tmp_path / "merged"
+    for found in run_on_ranks(
+        f"{VALUES}:save_merged", 2, backend="fsdp:t2", folder=str(folder), **WAIT
+    ):
+        before, saved, loaded = found["logprobs"]
+        assert torch.equal(before, saved)
+        assert (loaded - before).abs().max() < 2e-6
+        assert found["zero"]
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        logits = plain(input_ids=found["ids"][None]).logits[0, :-1].log_softmax(-1)
+    wanted = logits.gather(1, found["ids"][1:, None])[:, 0]
+    assert (before[:-1] - wanted).abs().max() < 2e-6
+
+
 def test_a_folder_of_peft_is_accepted(tmp_path):
     from peft import LoraConfig, get_peft_model
 
