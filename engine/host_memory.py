@@ -14,6 +14,7 @@ import threading
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ class _Ledger:
 
     def lock(self, device: Device, region: torch.Tensor) -> int:
         device.make_current()  # a new thread is on device 0 and would make a context there
-        address, cudart = region.data_ptr(), torch.cuda.cudart()
+        address, cudart = region.data_ptr(), _cudart()
         error = int(cudart.cudaHostRegister(address, region.nbytes, PORTABLE))
         with self.mutex:
             if error == 0 and self.closed:
@@ -101,7 +102,11 @@ class _Ledger:
         with self.mutex:
             self.closed = True
             while self.regions:
-                torch.cuda.cudart().cudaHostUnregister(self.regions.pop().data_ptr())
+                _cudart().cudaHostUnregister(self.regions.pop().data_ptr())
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _map_pages(nbytes: int) -> mmap.mmap:

@@ -24,7 +24,7 @@ from fsdpbench.engine.optim.sharded import STEP, build_guard
 from fsdpbench.engine.optim.shards import local_tensor, reduce_pending_gradients
 from fsdpbench.engine.optim.stream_plan import plan_blocks
 from fsdpbench.engine.optim.stream_step import stream_blocks
-from fsdpbench.engine.optim.stream_update import StreamedUpdate, stage_block
+from fsdpbench.engine.optim.stream_update import BlockStager, StreamedUpdate
 from fsdpbench.errors import CheckpointError, ConfigError, Violation
 
 REMEDY = "use one parameter group, or set fsdp.per_layer_optim_step to false"
@@ -109,14 +109,10 @@ class StreamedAdamW(AdamW):
             [piece for piece in block if self.streamed[piece.index].grad is not None]
             for block in self.blocks
         ]
-        blocks = [
-            stage_block(pieces, self.streamed, self._host, self._travels)
-            for pieces in active
-            if pieces
-        ]
+        blocks = [pieces for pieces in active if pieces]
         if not blocks:
             return
-        indices = [piece.index for block in blocks for piece in block.pieces]
+        indices = [piece.index for block in blocks for piece in block]
         for index in dict.fromkeys(indices):
             param = self.streamed[index]
             if param not in self.state:
@@ -126,6 +122,7 @@ class StreamedAdamW(AdamW):
         work = StreamedUpdate(
             self.device,
             blocks,
+            BlockStager(self.streamed, self._host, self._travels),
             self.prefetch_layers,
             self.param_groups[0],
             build_guard(clip, self.device.torch_device),

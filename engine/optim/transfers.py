@@ -55,7 +55,9 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def plan_stage(spans: Sequence[Span]) -> StageLayout:
     """Lay spans one behind the other, and merge those that are neighbours on the host as well."""
-    offsets, runs, end = [], [], 0
+    offsets: list[int] = []
+    runs: list[Span] = []
+    end = 0
     for span in spans:
         offsets.append(end)
         last = runs[-1] if runs else None
