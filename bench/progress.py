@@ -1,6 +1,7 @@
 """Shows a running sweep: a line for each finished trial, and on a terminal a live one with the ETA.
 
-Where output is no terminal (CI logs) only whole lines are written.
+Where output is no terminal (CI logs), or one that cannot move its cursor, only whole lines are
+written.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from fsdpbench.bench.folders import Heartbeat
+from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.bench.records import Record, TrialSpec, TrialStatus
 from fsdpbench.units import format_rate, format_seconds
 
@@ -26,6 +28,7 @@ class ProgressDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._is_animated = console.is_terminal and not console.is_dumb_terminal
         self._durations: list[float] = []
         self._num_trials = 0
         self._num_started = 0
@@ -37,7 +40,7 @@ class ProgressDisplay:
             TextColumn("{task.fields[eta]}", markup=False),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._is_animated,
         )
         self._task: TaskID | None = None
 
@@ -77,7 +80,7 @@ class ProgressDisplay:
 
     def _update(self, spec: TrialSpec, doing: str) -> None:
         if self._task is not None:
-            text = f"{describe_axes(spec.axes)}: {doing}"
+            text = clean_text(f"{describe_axes(spec.axes)}: {doing}")
             self._live.update(self._task, description=text, eta=self._describe_eta())
 
     def _describe_eta(self) -> str:
@@ -90,15 +93,16 @@ class ProgressDisplay:
         place += f"/{self._num_trials}] " if place else ""
         line = Text(place)
         line.append(f"{record.status.value:8}", style=STYLES.get(record.status, "red"))
-        line.append(f" {describe_axes(record.axes)}")
+        line.append(f" {clean_text(describe_axes(record.axes))}")
         if record.status is TrialStatus.OK:
             line.append(f"  {format_rate(record.tokens_per_second)} tokens/s")
         elif record.reason:
-            line.append(f"  {record.reason.splitlines()[0]}", style="dim")
+            first = next(iter(clean_text(record.reason).splitlines()), "")
+            line.append(f"  {first}", style="dim")
         if record.duration_seconds is not None:
             line.append(f"  ({format_seconds(record.duration_seconds)})", style="dim")
             left = estimate_seconds(self._durations, self._num_trials - self._num_started, None)
-            if left and not self._console.is_terminal:
+            if left and not self._is_animated:
                 line.append(f"  about {format_seconds(left)} left", style="dim")
         return line
 

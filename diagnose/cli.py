@@ -135,17 +135,20 @@ def _show_blocks(findings: Sequence[Finding], console: Console) -> None:
 
 def _plain(text: str) -> str:
     """Return a foreign text without markup and what a terminal would obey."""
-    from rich.control import strip_control_codes
     from rich.markup import escape
 
-    return escape(strip_control_codes(text))
+    from fsdpbench.bench.plain_text import clean_text
+
+    return escape(clean_text(text))
 
 
 def _show_verdict(verdict: Verdict, trials: list[TrialVerdict]) -> None:
+    from fsdpbench.bench.plain_text import clean_text
+
     console = _console()
 
     def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(clean_text(text), markup=False, soft_wrap=True)
 
     say(f"{verdict.failure_class}: {verdict.cause}")
     known = {"rank": verdict.root_rank, "phase": verdict.phase, "rule": verdict.rule}

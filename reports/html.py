@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fsdpbench import __version__
+from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.reports.curves import MemoryCurves, plan_loss_curves, plan_memory_curves
 from fsdpbench.reports.facts import (
     build_commands,
@@ -31,7 +32,7 @@ from fsdpbench.reports.failures import build_failures, build_not_started
 from fsdpbench.reports.plots import Figure, plan_charts, plotly_javascript
 from fsdpbench.reports.ranking import build_ranking
 from fsdpbench.reports.run import Run
-from fsdpbench.reports.tables import Table, clean_text
+from fsdpbench.reports.tables import Table
 
 FOLDED_ROWS = 12
 """A table of refused points longer than this is folded away until it is asked for."""

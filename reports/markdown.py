@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.reports.facts import (
     Fact,
     build_commands,
@@ -18,7 +19,7 @@ from fsdpbench.reports.facts import (
 from fsdpbench.reports.failures import FailureGroup, build_failures, build_not_started
 from fsdpbench.reports.ranking import build_ranking
 from fsdpbench.reports.run import Run
-from fsdpbench.reports.tables import Cell, Table, clean_text, shorten
+from fsdpbench.reports.tables import Cell, Table, shorten
 
 MAX_EVIDENCE = 5
 MAX_TRIALS = 10

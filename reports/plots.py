@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.bench.records import Record, TrialStatus
 from fsdpbench.bench.statistics import Summary, summarize
 from fsdpbench.reports.axes import BARE_AXES, Axes, name_trial, plan_axes
 from fsdpbench.reports.ranking import is_cpu_run, rank_records
-from fsdpbench.reports.tables import clean_text, format_value, shorten
+from fsdpbench.reports.tables import format_value, shorten
 from fsdpbench.units import GIB, MIB, format_bytes, format_seconds
 
 MAX_BARS = 24

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,6 @@ from fsdpbench.bench.statistics import summarize
 from fsdpbench.units import format_bytes, format_seconds
 
 ABSENT = "-"
-
-_CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # a terminal's colour or cursor sequence
-    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # its title or hyperlink sequence
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)
 
 
 @dataclass(frozen=True)
@@ -174,11 +167,6 @@ def format_value(value: Any, limit: int = 200) -> str:
     else:
         text = json.dumps(value, default=str)
     return shorten(text, limit)
-
-
-def clean_text(text: str) -> str:
-    """Take out of a foreign text what a terminal would obey and what UTF-8 cannot hold."""
-    return _CONTROL.sub("", text).encode("utf-8", "replace").decode("utf-8")
 
 
 def shorten(text: str, limit: int) -> str:

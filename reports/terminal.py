@@ -13,10 +13,11 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.bench.records import Record
 from fsdpbench.reports.failures import FailureGroup, build_failures, build_not_started
 from fsdpbench.reports.ranking import build_ranking
-from fsdpbench.reports.tables import ABSENT, Cell, Column, Row, Table, clean_text, shorten
+from fsdpbench.reports.tables import ABSENT, Cell, Column, Row, Table, shorten
 
 MAX_ROWS = 30
 TONES = {"good": "green", "bad": "red", "warn": "yellow", "quiet": "dim", "": ""}

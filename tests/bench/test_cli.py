@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.bench.cli import app
+from fsdpbench.bench.entry_point import run_app
 from fsdpbench.bench.processes import list_marked
 from fsdpbench.bench.records import Record
 from fsdpbench.bench.store import ResultWriter
@@ -114,6 +116,112 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path):
     assert "Traceback" not in err
     assert list_marked(trials) == []
     assert (tmp_path / "r" / "results.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["sweep", ""], "SPACE"),
+        (["sweep", "--axis", ""], "--axis"),
+        (["sweep", "--preset", ""], "--preset"),
+        (["sweep", "--model", ""], "--model"),
+        (["sweep", "--data", " "], "--data"),
+        (["sweep", "--out", ""], "--out"),
+        (["sweep", "--device", ""], "--device"),
+        (["sweep", "--world-size", ""], "--world-size"),
+        (["sweep", "--timeout", ""], "--timeout"),
+        (["report", ""], "RUN"),
+        (["report", "r", "--out", ""], "--out"),
+        (["export", ""], "RUN"),
+        (["export", "r", "--out", ""], "--out"),
+    ],
+)
+def test_an_empty_argument_is_a_usage_error_and_not_the_working_folder(
+    tmp_path, monkeypatch, capsys, arguments, option
+):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path, Record(id="a", status="ok", tokens_per_second=5.0))
+    assert run_app(app, "fsdpbench", [*arguments, "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["error"]
+    assert error["where"] == option
+    assert [file.name for file in tmp_path.iterdir()] == ["results.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["sweep", "--axis", "paralel=fsdp:d1"], "did you mean 'parallel'"),
+        (["sweep", "none.yaml"], "cannot be read"),
+        (["sweep", "--resume"], "name the run with --out"),
+        (["report", "none"], "must be a run directory"),
+        (["export", "none"], "holds no records"),
+    ],
+)
+def test_errors_of_every_command_are_json(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert run_app(app, "fsdpbench", [*arguments, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["exit_code"] == 1
+    assert words in " ".join(answer["error"][0].values())
+
+
+def test_a_sweep_whose_readers_have_gone_keeps_its_results(tmp_path):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [*COMMAND, "sweep", "--axis", "parallel=fsdp:t3", "--out", "r"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=write_end,
+        stderr=write_end,
+        timeout=60,
+        check=False,
+    )
+    os.close(write_end)
+    assert done.returncode == 1, "as without a pipe: no point is valid"
+    assert (tmp_path / "r" / "results.jsonl").read_text().count("\n") == 1
+    assert (tmp_path / "r" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pipe"),
+    [
+        (["sweep", "s.yaml", "--json"], "s.yaml"),
+        (["report", "r"], "r/results.jsonl"),
+    ],
+    ids=["plan", "report"],
+)
+def test_ctrl_c_at_any_moment_ends_with_130(tmp_path, arguments, pipe):
+    """The command stands where it reads the pipe when the signal comes."""
+    (tmp_path / "r").mkdir()
+    os.mkfifo(tmp_path / pipe)
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert wait_until(lambda: reads_from(tmp_path / pipe), 60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    if "--json" in arguments:
+        assert json.loads(out)["exit_code"] == 130
+
+
+def reads_from(pipe):
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True
 
 
 @pytest.mark.slow

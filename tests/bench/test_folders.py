@@ -60,3 +60,12 @@ def test_an_atomic_write_leaves_the_old_file_or_the_new_one(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "missing" / "file", "x")
     assert path.read_text() == "new"
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path):
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+    with pytest.raises(TypeError):
+        write_atomically(path, None)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert path.read_text() == "old"

@@ -66,3 +66,22 @@ def test_a_terminal_gets_the_lines_and_a_live_one():
 def test_axes_on_one_line():
     assert describe_axes({"a": True, "b": None, "c": 1.5}) == "a=true b=null c=1.5"
     assert describe_axes({}) == "base"
+
+
+def test_a_dumb_terminal_gets_whole_lines_without_control_codes():
+    stream = io.StringIO()
+    console = Console(
+        file=stream, force_terminal=True, width=20, _environ={"TERM": "dumb", "COLUMNS": "20"}
+    )
+    display = ProgressDisplay(console)
+    display.start_sweep(2, 0)
+    spec = make_spec({"parallel": "fsdp:d1"})
+    display.start_trial(spec)
+    display.show_beat(spec, [Heartbeat(0, 1.0, "forward", 7)])
+    for reason in ("\x1b[31mred\x1b[0m\nmore", "\x1b[0m", "\n"):
+        display.finish_trial(
+            Record(id=spec.id, status="crashed", axes={"a": "\x1b[2J"}, reason=reason)
+        )
+    display.finish_sweep()
+    assert not any(code in stream.getvalue() for code in "\x1b\r\x07")
+    assert "red" in stream.getvalue()

@@ -89,3 +89,16 @@ def test_options_change_what_they_name_and_nothing_else():
     assert changed.axes == {"seed": [2], "dtype": ["float32"]}
     assert changed.workload == {"steps": 3, "data": "f"}
     assert (changed.model, changed.world_size, changed.preset) == ("m", 4, "quick")
+
+
+@pytest.mark.parametrize("depth", [70, 250, 320])
+def test_what_no_record_could_hold_is_refused(tmp_path, depth):
+    """Pydantic writes 255 levels and reads 200 back: such a record would be lost."""
+    nested = "[" * depth + "]" * depth
+    for text in (f"base: {{a: {nested}}}", f"workload: {{a: {nested}}}", f"axes: {{a: {nested}}}"):
+        path = tmp_path / "s.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is nested too deeply"):
+            load_space(path)
+    with pytest.raises(ConfigError, match="is nested too deeply"):
+        combine(SweepSpace(), {"axes": parse_axes([f"a={nested}"])})

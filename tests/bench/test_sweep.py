@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from fsdpbench.bench.presets import DEFAULT_MODELS
@@ -56,7 +58,7 @@ def test_invalid_points_keep_all_their_reasons():
         ({"steps": [0]}, "workload.steps"),
         ({"workload.tokens_per_step": ["many"]}, "workload.tokens_per_step"),
         ({"fault": ["explode@1"]}, "fault"),
-        ({"fsdp.per_layer_optim_step": [True]}, "not available yet"),
+        ({"is_critic": [True]}, "not available yet"),
         ({"optimizer": [None]}, "builds an engine for inference"),
         ({"model": ["no-such-model"]}, "is no preset"),
     ],
@@ -122,3 +124,43 @@ def test_merge_keeps_what_it_does_not_name():
     merge_at(data, "e.g", 5)
     merge_at(data, "h", {"i": 6})
     assert data == {"a": {"b": 4, "c": {"d": 2, "f": 3}}, "e": {"g": 5}, "h": {"i": 6}}
+
+
+def test_a_text_that_cannot_be_read_makes_its_point_invalid(tmp_path):
+    (tmp_path / "good.txt").write_text("a text to learn\n" * 20)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "late.txt").write_bytes(b"a text to learn\n" * 2000 + b"\xff")
+    (tmp_path / "folder.txt").mkdir()
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    (tmp_path / "cut.jsonl").write_text('{"text": "a')
+    (tmp_path / "text.csv").write_text("a,b")
+    expected = {
+        "good.txt": None,
+        "missing.txt": "cannot be read: No such file",
+        "empty.txt": "holds no text",
+        "latin.txt": "must be UTF-8",
+        "late.txt": "must be UTF-8",
+        "folder.txt": "is not a file",
+        "pipe.txt": "is not a file",
+        "deep.jsonl": "nested too deeply",
+        "cut.jsonl": "is not JSON",
+        "text.csv": r"must end in .jsonl or .txt",
+    }
+    data = [str(tmp_path / name) for name in expected]
+    space = SweepSpace(device="cpu", axes={"data": [*data, "", 3, "a\0.txt"], "seed": [1, 2]})
+    plan = plan_sweep(space, 0)
+    words = [*expected.values(), "names no file", "valid string", "names no file"]
+    assert len(plan.points) == 2 * len(words)
+    for point, allowed in zip(plan.points, [each for each in words for _ in "12"], strict=True):
+        found = " ".join(str(violation) for violation in point.violations)
+        assert (allowed or "") in found
+        assert (point.spec is None) is (allowed is not None)
+    assert plan.num_valid == 2
+
+
+def test_a_model_whose_files_are_damaged_makes_its_point_invalid(tmp_path):
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    space = SweepSpace(device="cpu", axes={"model": [str(tmp_path), ""], "parallel": ["fsdp:d1"]})
+    assert [bool(point.violations) for point in plan_sweep(space, 0).points] == [True, True]

@@ -10,7 +10,6 @@ from fsdpbench.reports.tables import (
     Row,
     Table,
     bytes_cell,
-    clean_text,
     difference_cell,
     format_count,
     format_range,
@@ -97,20 +96,6 @@ def test_differences_are_per_cent_of_the_best():
 def test_bytes_carry_their_unit_and_share():
     assert bytes_cell(3 * GIB, "").text == "3.00 GiB"
     assert bytes_cell(3 * GIB, "", 4 * GIB).detail == "75% of 4.00 GiB"
-
-
-@pytest.mark.parametrize(
-    ("foreign", "clean"),
-    [
-        ("\x1b[31mred\x1b[0m", "red"),
-        ("\x1b]8;;http://evil\x07link\x1b]8;;\x07", "link"),
-        ("bell\x07 null\x00 delete\x7f c1\x9b", "bell null delete c1"),
-        ("kept\n\ttoo", "kept\n\ttoo"),
-        ("half \ud800 pair", "half ? pair"),
-    ],
-)
-def test_foreign_texts_lose_what_terminals_obey(foreign, clean):
-    assert clean_text(foreign) == clean
 
 
 def test_columns_are_left_out_with_their_cells():
