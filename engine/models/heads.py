@@ -110,7 +110,7 @@ class PolicyModel(nn.Module):
             use_cache=False,
             attention_context=context,
         ).last_hidden_state[0]
-        weight = self.head_weight
+        weight: torch.Tensor = self.head_weight
         tp_group, vocab_start = None, 0
         if isinstance(weight, DTensor):  # vocabulary rows over tp, hidden states over the sequence
             tp_group = weight.device_mesh.get_group()

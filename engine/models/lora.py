@@ -46,4 +46,5 @@ def inject_adapters(backbone: nn.Module, settings: AdapterSettings, dtype: torch
     backbone.requires_grad_(False)
     for adapted in find_adapted_layers(backbone).values():
         for module in (adapted.lora_a, adapted.lora_b):
-            module.weight = nn.Parameter(torch.empty_like(module.weight, dtype=dtype))
+            weight = module.get_parameter("weight")
+            module.weight = nn.Parameter(torch.empty_like(weight, dtype=dtype))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -71,7 +71,8 @@ class AdaptedLayer:
     @property
     def scaling(self) -> float:
         """The factor of the adapter's output, alpha / rank."""
-        return float(self.module.scaling[ADAPTER])  # type: ignore[index, operator, arg-type]
+        by_adapter: Any = self.module.scaling  # peft's dict, which torch's stubs take for a tensor
+        return float(by_adapter[ADAPTER])
 
 
 def is_adapted(module: nn.Module) -> bool:
