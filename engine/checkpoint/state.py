@@ -84,7 +84,7 @@ class DCPState(Stateful):
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Map names to live parameters and persistent buffers; tied ones once."""
-        tensors = get_model_state_dict(self.model, options=StateDictOptions())
+        tensors: dict[str, Any] = get_model_state_dict(self.model, options=StateDictOptions())
         repeated = {name for _, *others in find_tied_parameters(self.model) for name in others}
         return {name: value for name, value in tensors.items() if name not in repeated}
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -147,7 +148,8 @@ class ShardWriter:
             header = build_header(self.names_in[file], self.shapes, self.dtype)
             self.file_bytes[file] = write_all(self._open[file], memoryview(header))
         descriptor = self._open[file]
-        written = write_all(descriptor, memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+        values: Any = tensor.view(-1).view(torch.uint8).numpy()
+        written = write_all(descriptor, memoryview(values))
         self.file_bytes[file] += written
         self._left[file] -= 1
         self._unsynced_bytes += written
