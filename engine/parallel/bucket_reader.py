@@ -50,7 +50,7 @@ class FileSource:
     def plan_reads(self, piece: Piece, target: torch.Tensor) -> list[Callable[[], None]]:
         """Cut the piece's range into chunks, each one positioned read."""
         descriptor = self._descriptor_of(piece.source)
-        memory, file = memoryview(target.numpy()), Path(piece.source)
+        memory, file = target.numpy().data, Path(piece.source)
 
         def read(start: int) -> None:
             part = memory[start : start + self.chunk_bytes]

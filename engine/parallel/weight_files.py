@@ -116,7 +116,7 @@ class SafetensorsWeights:
         with stored.file.open("rb", buffering=0) as file:
             read_exactly(
                 file.fileno(),
-                memoryview(memory.numpy()),
+                memory.numpy().data,
                 stored.offset_bytes + rows.start * row_bytes,
                 stored.file,
             )
