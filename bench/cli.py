@@ -29,6 +29,8 @@ STOPPING = "ending the running trial; finished trials are kept (continue with --
 app = typer.Typer(
     name="fsdpbench",
     help="Measure FSDP2 training configurations, and keep what was measured.",
+    epilog="Exit codes: 0 fine, 1 the input or the environment is wrong, 2 usage, "
+    "5 a trial failed, 130 stopped by Ctrl-C. Under --json errors are JSON too.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

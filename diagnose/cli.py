@@ -30,6 +30,8 @@ NARROW_COLUMNS = 60  # below it, findings are written as blocks instead of a tab
 app = typer.Typer(
     name="fsdpdiag",
     help="Check a configuration before a run, and explain a run that failed.",
+    epilog="Exit codes: 0 fine, 1 an input cannot be read, 2 usage, 4 a problem was found, "
+    "6 could not decide, 130 stopped by Ctrl-C. Under --json errors are JSON too.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,7 +85,7 @@ def explain(
     from fsdpbench.diagnose.explain import explain_sources
     from fsdpbench.diagnose.findings import exit_code_of, verdict_as_json
 
-    verdict, trials = explain_sources(source, sys.stdin.buffer)
+    verdict, trials = explain_sources(source, sys.stdin.buffer if sys.stdin else None)
     if as_json:
         _print_json(verdict_as_json(verdict, trials))
     else:

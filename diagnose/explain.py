@@ -19,6 +19,7 @@ from fsdpbench.diagnose.trials import (
     is_run_folder,
     is_trial_folder,
 )
+from fsdpbench.errors import ConfigError, Violation
 
 
 def explain_stream(stream: BinaryIO, file: str, rules: Sequence[Rule] | None = None) -> Verdict:
@@ -47,15 +48,20 @@ def explain_run_for_record(trial_dir: Path, record: Record) -> Verdict | None:
     return explain_trial(trial_dir, record)
 
 
-def explain_sources(sources: Sequence[str], stdin: BinaryIO) -> tuple[Verdict, list[TrialVerdict]]:
+def explain_sources(
+    sources: Sequence[str], stdin: BinaryIO | None
+) -> tuple[Verdict, list[TrialVerdict]]:
     """Explain what the command line names: logs, `-`, a trial, a run, or a folder of logs.
 
     Several files and folders of logs are one run. Raises OSError for what cannot be read and
     ConfigError for a folder without logs.
     """
+    sources = list(dict.fromkeys(sources))  # a log given twice is one log
+    if "-" in sources and stdin is None:
+        raise ConfigError([Violation("-", "standard input is closed", "", "name a log file")])
     if len(sources) == 1:
         only = sources[0]
-        if only == "-":
+        if only == "-" and stdin is not None:
             return explain_stream(stdin, "-"), []
         if is_run_folder(Path(only)):
             return explain_run(Path(only))
@@ -64,7 +70,7 @@ def explain_sources(sources: Sequence[str], stdin: BinaryIO) -> tuple[Verdict, l
     matcher = build_matcher()
     for source in sources:
         for path in [Path(source)] if source == "-" else _list_files(Path(source)):
-            with stdin if source == "-" else open_log(path) as stream:
+            with stdin if source == "-" and stdin else open_log(path) as stream:
                 matcher.findings.logs[str(path)] = matcher.scanner.scan(stream, str(path))
     return decide(matcher.findings), []
 

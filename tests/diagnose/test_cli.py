@@ -1,10 +1,14 @@
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from fsdpbench.bench.entry_point import run_app
+from fsdpbench.diagnose.cli import app
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -73,6 +77,62 @@ def test_check_reports_all_violations(tmp_path):
     table = fsdpdiag("check", config, "--world-size", "4").stdout.decode()
     assert "optimizr" in table
     assert "problems found" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "where"),
+    [
+        (["check", ""], 2, "CONFIG"),
+        (["explain", ""], 2, "LOG|RUN_DIR|-"),
+        (["explain", "a.log", " "], 2, "LOG|RUN_DIR|-"),
+        (["check", "none.yaml"], 1, "none.yaml"),
+        (["check", "deep.yaml"], 1, "deep.yaml"),
+        (["check", "binary.yaml"], 1, "binary.yaml"),
+        (["check", "list.yaml"], 1, "list.yaml:1"),
+        (["explain", "none.log"], 1, "none.log"),
+        (["explain", "."], 1, "."),
+        (["explain", "secret.log"], 1, "secret.log"),
+    ],
+)
+def test_errors_are_json(tmp_path, monkeypatch, capsys, arguments, code, where):
+    if where == "secret.log" and os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    monkeypatch.chdir(tmp_path)
+    Path("deep.yaml").write_text("a: " + "[" * 5000)
+    Path("binary.yaml").write_bytes(b"\xff\xfe\0")
+    Path("list.yaml").write_text("[1]")
+    if where == "secret.log":
+        Path("secret.log").touch(mode=0)
+    assert run_app(app, "fsdpdiag", [*arguments, "--json"]) == code
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["exit_code"] == code
+    assert [error["where"] for error in answer["error"]] == [where]
+
+
+def test_findings_are_readable_on_a_narrow_terminal(tmp_path, monkeypatch, capsys):
+    config = tmp_path / "bad.yaml"
+    config.write_text('path: tiny-qwen3\nbackend: "fsdp:d2t3"\n"a[b]": {}\n')
+    for columns in ("20", "40", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert run_app(app, "fsdpdiag", ["check", str(config)]) == 4
+        shown = capsys.readouterr().out
+        assert "tensor_parallel" in shown, "words are not cut into columns of letters"
+        assert "a[b]" in shown
+        assert "\x1b" not in shown
+
+
+def test_a_closed_pipe_changes_no_exit_code():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "fsdpbench.diagnose.cli", "explain"]
+    done = subprocess.run(
+        [*command, SAMPLES / "mesh-world-size.log"],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (4, b"")
 
 
 def test_check_passes_a_good_config(tmp_path):

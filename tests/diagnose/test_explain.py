@@ -9,6 +9,7 @@ from fsdpbench.diagnose.explain import explain_files, explain_sources, explain_s
 from fsdpbench.diagnose.matching import build_matcher, keep_valid
 from fsdpbench.diagnose.rules.loader import load_rules
 from fsdpbench.diagnose.rules.schema import Role
+from fsdpbench.errors import ConfigError
 
 SAMPLES = Path(__file__).parent / "samples"
 EXPECTED = tomllib.loads((SAMPLES / "expected.toml").read_text(encoding="utf-8"))
@@ -175,6 +176,10 @@ def test_sources_of_the_command_line(tmp_path):
     empty = io.BytesIO()
     assert explain_sources([str(tmp_path)], empty)[0].failure_class == "storage"
     assert explain_sources(["-"], io.BytesIO(b"step 1 loss 2\n"))[0].failure_class == "healthy"
+    twice = ["-", "-", str(tmp_path / "a.log")]
+    assert explain_sources(twice, io.BytesIO(b"step 1 loss 2\n"))[0].failure_class == "healthy"
+    with pytest.raises(ConfigError, match="standard input is closed"):
+        explain_sources(["-"], None)
     both = [str(tmp_path / "a.log"), str(tmp_path / "b.log")]
     assert explain_sources(both, empty)[0].failure_class == "storage"
     with pytest.raises(FileNotFoundError):
