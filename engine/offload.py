@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from fsdpbench.engine.device import Device
+from fsdpbench.engine.device import Device, DeviceMemory
 from fsdpbench.engine.host_memory import HostRegions
 from fsdpbench.engine.optim.shards import local_tensor
 from fsdpbench.engine.optim.transfers import align
@@ -71,7 +71,7 @@ class EngineMemory:
         """
         if self.is_offloaded:
             return
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.device.memory_stats()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -85,7 +85,7 @@ class EngineMemory:
             run.untyped_storage().resize_(0)
         self.device.empty_cache()
         self._parked, self.residence = parked, Residence.HOST
-        self._log("offloaded", parked, started)
+        self._log("offloaded", parked, started, before)
 
     def onload(self) -> None:
         """Bring everything back to the device; nothing if it is there.
@@ -94,7 +94,7 @@ class EngineMemory:
         """
         if not self.is_offloaded:
             return
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.device.memory_stats()
         with ExitStack() as undo:
             for run, _ in self._parked:
                 run.untyped_storage().resize_(run.numel())
@@ -104,7 +104,7 @@ class EngineMemory:
             self.device.synchronize()
             undo.pop_all()
         parked, self._parked, self.residence = self._parked, [], Residence.DEVICE
-        self._log("onloaded", parked, started)
+        self._log("onloaded", parked, started, before)
 
     @contextmanager
     def offloaded(self) -> Iterator[None]:
@@ -177,7 +177,21 @@ class EngineMemory:
         return places
 
     def _log(
-        self, verb: str, parked: list[tuple[torch.Tensor, torch.Tensor]], started: float
+        self,
+        verb: str,
+        parked: list[tuple[torch.Tensor, torch.Tensor]],
+        started: float,
+        before: DeviceMemory,
     ) -> None:
         nbytes, seconds = sum(run.numel() for run, _ in parked), time.perf_counter() - started
-        logger.info("%s %s in %s", verb, format_bytes(nbytes), format_seconds(seconds))
+        after = self.device.memory_stats()
+        logger.info(
+            "%s %s in %s; allocated %s before, %s now; reserved %s before, %s now",
+            verb,
+            format_bytes(nbytes),
+            format_seconds(seconds),
+            format_bytes(before.allocated_bytes),
+            format_bytes(after.allocated_bytes),
+            format_bytes(before.reserved_bytes),
+            format_bytes(after.reserved_bytes),
+        )
