@@ -17,7 +17,12 @@ from typing import Any, NoReturn
 
 import typer
 
-from fsdpbench.bench.stop import EXIT_INTERRUPTED, Interrupted, interrupt_on_signals
+from fsdpbench.bench.stop import (
+    EXIT_INTERRUPTED,
+    Interrupted,
+    end_on_signals,
+    interrupt_on_signals,
+)
 from fsdpbench.bench.streams import flush_streams, guard_streams
 from fsdpbench.errors import FsdpbenchError, Violation, ViolationError
 
@@ -35,6 +40,7 @@ def run_command(app: typer.Typer, name: str) -> NoReturn:
     if shutil.get_terminal_size().columns < NARROW_COLUMNS:
         app.rich_markup_mode = None
     code = run_app(app, name, sys.argv[1:])
+    end_on_signals()
     try:
         flush_streams()
     except OSError as error:
@@ -87,6 +93,7 @@ def _name_parameter(error: Any) -> str:
 
 def _fail(name: str, violations: Sequence[Violation], code: int, as_json: bool) -> int:
     """Say on standard error, and as JSON if that was asked for, what is wrong; return the code."""
+    end_on_signals()  # a second Ctrl-C ends it here
     _say("\n".join(f"{name}: {_describe(violation)}" for violation in violations))
     if as_json:
         listed = [

@@ -28,6 +28,13 @@ def interrupt_on_signals() -> None:
             signal.signal(number, _interrupt)
 
 
+def end_on_signals() -> None:
+    """Let a signal end the process without a word: nothing is left to be kept or to be said."""
+    for number in NUMBERS:
+        if signal.getsignal(number) is _interrupt:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     del number, frame
     raise Interrupted

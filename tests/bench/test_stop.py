@@ -3,7 +3,13 @@ import signal
 
 import pytest
 
-from fsdpbench.bench.stop import NUMBERS, Interrupted, StopFlag, interrupt_on_signals
+from fsdpbench.bench.stop import (
+    NUMBERS,
+    Interrupted,
+    StopFlag,
+    end_on_signals,
+    interrupt_on_signals,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -34,6 +40,8 @@ def test_outside_of_trials_a_signal_is_an_exception(number):
         interrupt_on_signals()
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), number)
+        end_on_signals()
+        assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
