@@ -73,7 +73,7 @@ def load_from_files(
     kind: str = "cpu",
 ) -> list[str]:
     """Load in many small buckets; under broadcast the other ranks see config.json alone."""
-    config = build_config(path, backend, fsdp={"offload_params": offload})
+    config = build_config(path, backend, attn_impl="sdpa", fsdp={"offload_params": offload})
     device = Device(kind, None if kind == "cpu" else rank)
     model, meshes = build_empty(config, device)
     source = resolve_path(config.with_changes({"init_from_scratch": False}))
