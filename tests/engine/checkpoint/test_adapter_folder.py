@@ -70,6 +70,20 @@ def test_merged_weights_load_in_plain_transformers_and_here_without_counting_twi
     assert (before[:-1] - wanted).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("weight_format", ["adapter", "dcp"])
+def test_an_engine_goes_on_with_its_adapters_on_another_mesh(tmp_path, weight_format):
+    for found in run_on_ranks(
+        "tests.distributed.payloads.lora_engine:resume_on_another_mesh",
+        2,
+        folder=str(tmp_path / "saved"),
+        weight_format=weight_format,
+        **WAIT,
+    ):
+        assert found["version"] == 3
+        assert found["same"]
+        assert found["found"] == pytest.approx(found["wanted"], rel=1e-5)
+
+
 def test_a_folder_of_peft_is_accepted(tmp_path):
     from peft import LoraConfig, get_peft_model
 
