@@ -101,7 +101,7 @@ def read_model_config(path: str) -> dict[str, Any]:
         )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # no UTF-8, or no JSON
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested too deep
         raise ConfigError([Violation("path", repr(path), f"{file} is no JSON: {error}")]) from None
     if not isinstance(content, dict):
         raise ConfigError([Violation("path", repr(path), f"{file} must hold a JSON object")])

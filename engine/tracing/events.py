@@ -68,7 +68,7 @@ def load_events(path: Path) -> tuple[TraceHeader, list[SpanEvent]]:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         header, events = TraceHeader(**lines[0]), [SpanEvent(**line) for line in lines[1:]]
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise FsdpbenchError(f"{path}: not a trace file of this release ({error})") from error
     return header, events
 

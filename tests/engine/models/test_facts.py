@@ -104,7 +104,13 @@ def test_what_is_nowhere_is_said_with_the_presets(path, hub_cache):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "does not exist"), ("{", "is no JSON"), ("[]", "JSON object"), ("\xff", "is no JSON")],
+    [
+        ("[" * 100_000, "is no JSON"),
+        (None, "does not exist"),
+        ("{", "is no JSON"),
+        ("[]", "JSON object"),
+        ("\xff", "is no JSON"),
+    ],
 )
 def test_broken_folders(tmp_path, text, words):
     if text is not None:

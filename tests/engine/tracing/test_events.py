@@ -27,7 +27,10 @@ def test_seconds_are_the_devices_where_known():
     assert [span.seconds for span in SPANS] == [0.25, 1e-9]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json", '{"rank": 1, "colour": 2}'])
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "no json", DEEP, '{"rank": 1, "colour": 2}'])
 def test_other_files_are_refused(tmp_path, text):
     path = tmp_path / "rank0.jsonl"
     path.write_text(text)
