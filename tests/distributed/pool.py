@@ -21,10 +21,16 @@ from pathlib import Path
 from typing import Any
 
 
+READY = "ready"
+START_SECONDS = 240  # importing torch and transformers on a machine that is busy
+
+
 def serve(connection: Connection) -> None:
     """Run jobs in a worker process until the pipe closes."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    importlib.import_module("fsdpbench.engine.fsdp_engine")  # with torch and transformers
+    connection.send(READY)
     while True:
         try:
             job = connection.recv()
@@ -103,8 +109,11 @@ class WorkerPool:
         device_type: str,
         kwargs: dict[str, Any],
     ) -> list[Any]:
-        while len(self.workers) < world_size:
-            self.workers.append(Worker())
+        started = [Worker() for _ in range(world_size - len(self.workers))]
+        self.workers += started
+        for worker in started:  # so that a time limit counts the payload alone
+            assert worker.connection.poll(START_SECONDS), "a worker does not start"
+            assert worker.connection.recv() == READY
         with tempfile.TemporaryDirectory(prefix="fsdpbench-pool-") as folder:
             for rank in range(world_size):
                 self.workers[rank].connection.send(
