@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-
 READY = "ready"
 START_SECONDS = 240  # importing torch and transformers on a machine that is busy
 
