@@ -298,6 +298,7 @@ class FSDPEngine(RankedEngine):
         """Read what `save` wrote, or a foreign HF folder, in place. Collective over: the world."""
         self.parts.memory.check_onloaded("load")
         with self.tracer.span("load", "io"):
+            self._saves.wait()  # it may be about to replace what is read
             version = load_checkpoint(self.parts, meta)
         if version is not None:
             self._version = version

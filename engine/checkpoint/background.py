@@ -50,7 +50,8 @@ class AsyncSaves:
 
         Raises CheckpointError first if the save before this one failed.
         """
-        self.wait()
+        with Agreement("save", parts.meshes.cpu_group):
+            self.wait()
         if not meta.asynchronous:
             save_checkpoint(parts, meta, version)
             return

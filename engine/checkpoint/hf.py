@@ -39,7 +39,7 @@ from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
 from fsdpbench.engine.parallel.adapter_values import fill_adapters
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import load_folder
-from fsdpbench.errors import CheckpointError
+from fsdpbench.errors import CheckpointError, ConfigError, Violation
 
 if TYPE_CHECKING:
     from fsdpbench.engine.config.checkpoint import SaveLoadMeta
@@ -55,6 +55,7 @@ def save_hf(
 
     With `with_optim` the training state goes into a folder inside, which other programs ignore.
     """
+    check_no_merged_optimizer(parts, meta)
     group = parts.meshes.cpu_group
     dtype = getattr(torch, parts.config.optimizer_dtype)
     shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
@@ -124,6 +125,7 @@ def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
 
     Returns the version that the folder was saved with, None for a folder of another program.
     """
+    check_no_merged_optimizer(parts, meta)
     group = parts.meshes.cpu_group
     with Agreement("load", group):
         folder = resolve_checkpoint(meta.path, meta.weight_format)
@@ -141,6 +143,14 @@ def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     if isinstance(parts.optimizer, AnyPrecisionAdamW):
         parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
     return None if manifest is None else manifest.version
+
+
+def check_no_merged_optimizer(parts: EngineParts, meta: SaveLoadMeta) -> None:
+    """Refuse to keep the states of adapters beside weights into which those were merged."""
+    if meta.with_optim and parts.model.adapters is not None:
+        allowed = "a Hugging Face folder holds merged weights, and the states belong to adapters"
+        remedy = "set weight_format to dcp, or with_optim to false"
+        raise ConfigError([Violation("with_optim", "True", allowed, remedy)])
 
 
 def check_optimizer_folder(parts: EngineParts, folder: Path) -> None:

@@ -58,7 +58,12 @@ class DCPState(Stateful):
         self.with_model, self.with_rng = with_model, with_rng
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the live tensors and a text; optimizer states are made if there are none yet."""
+        """Collect the live tensors and a text; optimizer states are made if there are none yet.
+
+        Waits for the device, since a streamed optimizer may be copying states to host memory.
+        """
+        if self.device is not None:
+            self.device.synchronize()
         state: dict[str, Any] = {PROGRESS: self._describe_progress()}
         if self.with_model:
             state[MODEL] = self.model_tensors()

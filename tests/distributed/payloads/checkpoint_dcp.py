@@ -11,6 +11,7 @@ import torch
 from fsdpbench.engine.checkpoint.background import AsyncSaves
 from fsdpbench.engine.checkpoint.formats import load_checkpoint, save_checkpoint
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
+from fsdpbench.engine.device import Device
 from fsdpbench.errors import FsdpbenchError
 from tests.distributed.payloads.checkpoint_parts import build, fingerprint, step
 
@@ -135,6 +136,37 @@ def refuse(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     assert load_checkpoint(sgd, dcp(f"{folder}/sgd")) == 1
     assert fingerprint(parts) == before
     return said
+
+
+def save_and_load_on_gpus(
+    rank: int, world_size: int, folder: str, weight_format: str, **fields: Any
+) -> dict[str, Any]:
+    """Save, in the background if the format can, step on, load; states and the device's draws."""
+    device = Device("cuda", rank)
+    parts = build(f"fsdp:d{world_size}", device=device, **fields)
+    meta = SaveLoadMeta(
+        path=folder,
+        weight_format=weight_format,
+        with_optim=True,
+        asynchronous=weight_format == "dcp",
+    )
+    step(parts, 0)
+    saved = fingerprint(parts)
+    saves = AsyncSaves()
+    saves.save(parts, meta, VERSION)
+    drawn = torch.rand(2, device=device.torch_device).tolist()
+    step(parts, 1)
+    changed = fingerprint(parts)
+    saves.close()
+    version = load_checkpoint(parts, meta)
+    drawn_again = torch.rand(2, device=device.torch_device).tolist()
+    loaded = fingerprint(parts)
+    return {
+        "states": (saved, loaded),
+        "changed": changed != saved,
+        "version": version,
+        "draws": (drawn, drawn_again),
+    }
 
 
 def run_sample(rank: int, world_size: int, code: str, folder: str) -> list[str]:

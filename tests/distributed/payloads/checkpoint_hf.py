@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fsdpbench.engine.checkpoint.formats import load_checkpoint, save_checkpoint
 from fsdpbench.engine.checkpoint.hf import divide_files, save_hf
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.models.export import iterate_full_parameters
+from fsdpbench.errors import ConfigError
 from tests.distributed.payloads.checkpoint_parts import build, fingerprint, step
 
 
@@ -54,6 +56,13 @@ def save_merged(rank: int, world_size: int, folder: str) -> Any:
     dcp = SaveLoadMeta(path=f"{folder}/dcp", weight_format="dcp", with_optim=True)
     save_checkpoint(parts, dcp, 1)
     saved, merged = fingerprint(parts), whole_weights(parts)
+    for call in (load_checkpoint, partial(save_checkpoint, version=2)):
+        try:
+            call(parts, SaveLoadMeta(path=f"{folder}/hf", with_optim=True))
+        except ConfigError as error:
+            assert "set weight_format to dcp" in str(error)
+        else:
+            raise AssertionError("states of adapters went with merged weights")
     other = build("fsdp:d2", "tiny-llama", **lora, seed=13)
     load_checkpoint(other, dcp)
     return saved, merged, fingerprint(other)

@@ -10,6 +10,7 @@ import torch
 from fsdpbench.engine.config.parallel import parse_backend
 from fsdpbench.engine.config.tracing import PerfTracerConfig
 from fsdpbench.engine.config.train import FinetuneSpec
+from fsdpbench.engine.device import Device
 from fsdpbench.engine.parallel.full_tensors import gather_full_tensor
 from fsdpbench.engine.parallel.mesh import build_meshes
 from fsdpbench.engine.setup import EngineParts, build_parts
@@ -19,12 +20,14 @@ from tests.distributed.payloads.parallel_policy import DEVICE, build_config
 SPEC = FinetuneSpec(total_train_epochs=1, dataset_size=60, train_batch_size=6)
 
 
-def build(backend: str, path: str = "tiny-qwen3", **fields: Any) -> EngineParts:
+def build(
+    backend: str, path: str = "tiny-qwen3", device: Device = DEVICE, **fields: Any
+) -> EngineParts:
     optimizer = {"type": "adam", "lr": 1e-2, "warmup_steps_proportion": 0.5}
     config = build_config(path, backend, **{"optimizer": optimizer, **fields})
-    meshes = build_meshes(parse_backend(backend).strategy, "cpu")
-    tracer = build_tracer(PerfTracerConfig(), meshes.rank, DEVICE)
-    return build_parts(config, SPEC, DEVICE, meshes, tracer)
+    meshes = build_meshes(parse_backend(backend).strategy, device.type)
+    tracer = build_tracer(PerfTracerConfig(), meshes.rank, device)
+    return build_parts(config, SPEC, device, meshes, tracer)
 
 
 def step(parts: EngineParts, number: int) -> None:
@@ -40,11 +43,12 @@ def step(parts: EngineParts, number: int) -> None:
 
 def fingerprint(parts: EngineParts) -> dict[str, str]:
     """Hashes of all weights and of all optimizer states, whatever the mesh. Collective."""
+    parts.device.synchronize()  # a streamed optimizer copies its states to the host meanwhile
     weights, states = hashlib.sha256(), hashlib.sha256()
     for name, parameter in parts.model.named_parameters():
-        update(weights, name, parameter)
+        update(weights, name, parameter, parts.device)
         for kind, state in sorted(parts.optimizer.state.get(parameter, {}).items()):
-            update(states, f"{name}.{kind}", state)
+            update(states, f"{name}.{kind}", state, parts.device)
     groups = [{k: v for k, v in g.items() if k != "params"} for g in parts.optimizer.param_groups]
     schedule = parts.scheduler.last_epoch, parts.scheduler.get_last_lr()
     return {
@@ -54,6 +58,6 @@ def fingerprint(parts: EngineParts) -> dict[str, str]:
     }
 
 
-def update(digest: Any, name: str, tensor: torch.Tensor) -> None:
-    whole = gather_full_tensor(tensor, torch.device("cpu"))
+def update(digest: Any, name: str, tensor: torch.Tensor, device: Device) -> None:
+    whole = gather_full_tensor(tensor, device.torch_device).cpu()
     digest.update(name.encode() + whole.view(-1).view(torch.uint8).numpy().tobytes())
