@@ -120,7 +120,8 @@ def open_log(path: Path) -> BinaryIO:
         return io.BufferedReader(file)
     between = format_bytes(size - HEAD_BYTES - TAIL_BYTES)
     warn_once(logger, f"{path}: {format_bytes(size)}, {between} in the middle are not searched")
-    return io.BufferedReader(_Ends(file, HEAD_BYTES, size - TAIL_BYTES))
+    ends: io.RawIOBase = _Ends(file, HEAD_BYTES, size - TAIL_BYTES)
+    return io.BufferedReader(ends)
 
 
 class _Ends(io.RawIOBase):

@@ -51,13 +51,13 @@ MIN_FILE_BYTES = 256 << 20  # smaller files would gain nothing from being writte
 def save_hf(
     parts: EngineParts, meta: SaveLoadMeta, version: int, *, max_file_bytes: int | None = None
 ) -> None:
-    """Write the master weights, in their dtype, as one folder. Collective over: the world.
+    """Write the weights, in the dtype they are kept in, as one folder. Collective over: the world.
 
     With `with_optim` the training state goes into a folder inside, which other programs ignore.
     """
     check_no_merged_optimizer(parts, meta)
     group = parts.meshes.cpu_group
-    dtype = getattr(torch, parts.config.optimizer_dtype)
+    dtype = getattr(torch, parts.config.weights_dtype)
     shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
     total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
     limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)

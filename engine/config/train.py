@@ -116,6 +116,11 @@ class TrainEngineConfig(StrictModel):
         return wanted and not self.init_from_scratch
 
     @property
+    def weights_dtype(self) -> str:
+        """Precision in which the model's own weights are kept: what is frozen needs no more."""
+        return self.dtype if self.use_lora else self.optimizer_dtype
+
+    @property
     def lora_scaling(self) -> float:
         """Factor of the adapters' output."""
         return self.lora_alpha / self.lora_rank

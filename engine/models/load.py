@@ -72,7 +72,7 @@ def build_meta_model(config: TrainEngineConfig, source: Path) -> PolicyModel:
         disable_dropout_of(hf_config)
     backbone, initial_values = build_meta_backbone(
         hf_config,
-        getattr(torch, config.dtype if config.use_lora else config.optimizer_dtype),
+        getattr(torch, config.weights_dtype),
         trust_remote_code=config.trust_remote_code,
     )
     if config.disable_dropout:

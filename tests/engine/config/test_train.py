@@ -194,6 +194,11 @@ def test_broadcast_of_weights(values, expected):
     assert TrainEngineConfig(**values).broadcasts_weights is expected
 
 
+def test_frozen_weights_are_kept_as_they_are_computed_with():
+    assert TrainEngineConfig().weights_dtype == "float32"
+    assert TrainEngineConfig(use_lora=True).weights_dtype == "bfloat16"
+
+
 def test_lora_scaling():
     assert TrainEngineConfig(lora_rank=8, lora_alpha=24).lora_scaling == 3.0
 
