@@ -1,0 +1,367 @@
+"""The process group between the trainer's rank 0 and the ranks of the rollout side.
+
+Its own, outside torch's default world, which the two sides do not share. The trainer binds a port
+of the system's choice and then tells it, so no port can be lost in between:
+
+    trainer:  group = WeightGroup.listen("weights", world_size=3, device=device, ...)
+              send group.address_for(first_rank) to each receiver;  group.join()
+    receiver: group = WeightGroup.enter(address, device);  group.join()
+    both:     group.broadcast(tensor).wait()  ...  group.close()
+
+Store prefixes and backend are those of `init_process_group` as SGLang calls it for a group of this
+name, so that its servers can join, too; they do not greet (`greets=False`). Every wait ends at the
+time-out; `abort` from another thread ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.engine.device import Device
+from fsdpbench.engine.weight_sync.records import GroupAddress
+from fsdpbench.errors import WeightSyncError, list_names
+
+LOOPBACK = "127.0.0.1"
+POLL_SECONDS = 1e-4  # while a transfer runs: fine beside the tens of ms that one takes
+GREETING_POLL_SECONDS = 0.01
+# The backend must never act on its own time-out: NCCL's would end the process. Ours comes first.
+BACKEND_PATIENCE = 10.0
+
+Check = Callable[[], None]
+
+
+class GroupState(enum.Enum):
+    """What a group can do now."""
+
+    OPEN = "open"  # the store stands, members are on their way
+    JOINED = "joined"
+    CLOSED = "closed"  # closed or aborted
+
+
+class PendingBroadcast:
+    """A broadcast that is under way; it holds the tensor until it is done."""
+
+    def __init__(self, group: WeightGroup, work: Any, tensor: torch.Tensor) -> None:
+        self.group, self.work = group, work
+        self.tensor = tensor  # the backend reads or writes it until `wait` returns
+
+    def wait(self, check: Check | None = None) -> None:
+        """Block until the bytes have passed; then the current stream may use the tensor.
+
+        `check` is called now and then and may raise to give up. Raises WeightSyncError.
+        """
+        self.group.wait_until(self.work.is_completed, "the broadcast", POLL_SECONDS, check)
+        with self.group.errors_named("the broadcast"):
+            self.work.wait()
+
+
+class WeightGroup:
+    """A member of one weight-update group; rank 0 is the trainer and the source.
+
+    Collective over: the group, in `join` and `broadcast`.
+    """
+
+    def __init__(
+        self, address: GroupAddress, rank: int, device: Device, store: dist.TCPStore
+    ) -> None:
+        self.address, self.rank, self.device = address, rank, device
+        self.state = GroupState.OPEN
+        self.is_connected = False  # NCCL connects in its first collective
+        self._store: dist.TCPStore | None = store
+        self._backend: Any = None  # ProcessGroupNCCL is absent from builds without CUDA
+        self._works: list[Any] = []  # handles of broadcasts that may still run
+
+    @classmethod
+    def listen(
+        cls,
+        name: str,
+        world_size: int,
+        device: Device,
+        timeout_seconds: float,
+        *,
+        host: str = LOOPBACK,
+        stage: int = 0,
+    ) -> Self:
+        """Bind a free port of `host` as the trainer. Receivers may come from now on."""
+        try:
+            listener = socket.create_server((host, 0), backlog=max(128, world_size))
+        except OSError as error:
+            raise WeightSyncError(
+                f"group {name}: no port of {host} can be bound ({error}). Give an address of this "
+                "machine that the receivers reach."
+            ) from error
+        port = listener.getsockname()[1]
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        address = GroupAddress(host, port, name, world_size, 1, backend, timeout_seconds, stage)
+        # the store owns the descriptor from here on
+        return cls(address, 0, device, _open_store(address, listener.detach()))
+
+    @classmethod
+    def enter(cls, address: GroupAddress, device: Device, offset: int = 0) -> Self:
+        """Reach the trainer's store as the receiver's rank number `offset`."""
+        rank = address.first_rank + offset
+        if not 0 < rank < address.world_size:
+            raise WeightSyncError(
+                f"group {address.name}: rank {rank} is outside 1..{address.world_size - 1}; the "
+                "receiver has more ranks than it told the trainer. Start it with the parallel "
+                "degrees of its backend setting."
+            )
+        if (address.backend == "gloo") != (device.type == "cpu"):
+            raise WeightSyncError(
+                f"group {address.name}: the trainer uses {address.backend}, which does not serve "
+                f"the receiver's {device.type}. Run both on one kind, or switch "
+                "weight_update_mode to disk."
+            )
+        try:  # torch's store would retry a refused connection for twice the time-out
+            socket.create_connection((address.host, address.port), address.timeout_seconds).close()
+        except OSError as error:
+            raise WeightSyncError(
+                f"group {address.name}: {address.host}:{address.port} cannot be reached ({error})."
+                " Check the network and its firewall, or switch weight_update_mode to disk."
+            ) from error
+        return cls(address, rank, device, _open_store(address))
+
+    def address_for(self, first_rank: int) -> GroupAddress:
+        """Return what the receiver whose ranks begin at `first_rank` needs to know."""
+        known = self.address
+        return GroupAddress(
+            known.host,
+            known.port,
+            known.name,
+            known.world_size,
+            first_rank,
+            known.backend,
+            known.timeout_seconds,
+            known.stage,
+        )
+
+    def join(self, *, greets: bool = True, check: Check | None = None) -> None:
+        """Wait for all members and connect to them. Raises WeightSyncError.
+
+        With `greets` (both sides must agree) the members tell of themselves through the store
+        first: who is missing is then known by rank, and nobody connects to half a group.
+        """
+        if greets:
+            self._greet(check)
+        with self.errors_named("joining"):
+            self._backend = self._build_backend()
+        self.state = GroupState.JOINED
+        if greets:  # NCCL connects here and not within the first, timed update
+            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)).wait(
+                check
+            )
+
+    def broadcast(self, tensor: torch.Tensor) -> PendingBroadcast:
+        """Begin to carry a contiguous tensor's bytes from rank 0 to all; it must not change.
+
+        On CUDA it begins after what the current stream holds.
+        """
+        if self.state is not GroupState.JOINED:
+            raise WeightSyncError(f"group {self.address.name} is {self.state.value}; connect anew")
+        flat = tensor.view(-1).view(torch.uint8)
+        with self.errors_named("the broadcast"):
+            work = self._launch(flat)
+        self._works = [one for one in self._works if not one.is_completed()] + [work]
+        return PendingBroadcast(self, work, tensor)
+
+    def abort(self) -> None:
+        """End the group at once, also for threads that wait in it. Never raises."""
+        self.state = GroupState.CLOSED
+        backend, self._backend = self._backend, None
+        works, self._works = self._works, []
+        self._store = None
+        if backend is None:
+            return
+        with contextlib.suppress(RuntimeError):  # a backend that cannot: closed with the object
+            backend.abort()
+        if not all(work.is_completed() for work in works):
+            # gloo's destructor waits for its transfers and holds the interpreter's lock meanwhile,
+            # so it runs when they have ended: as soon as a peer closes, or at the time-out
+            holder = threading.Thread(target=_hold, args=(backend, works), daemon=True)
+            holder.start()
+
+    def close(self) -> None:
+        """Leave the group; all its broadcasts must be done. Never raises."""
+        backend = self._backend
+        if backend is not None and self.address.backend == "nccl":
+            with contextlib.suppress(RuntimeError):
+                backend.shutdown()
+            self._backend = None
+        self.abort()
+
+    def wait_until(
+        self,
+        is_done: Callable[[], bool],
+        what: str,
+        poll_seconds: float,
+        check: Check | None = None,
+    ) -> None:
+        """Poll until `is_done`; raise WeightSyncError at the time-out or after `abort`."""
+        deadline = time.monotonic() + self.address.timeout_seconds
+        while not is_done():
+            if self.state is GroupState.CLOSED:
+                raise WeightSyncError(f"group {self.address.name}: {what} was aborted")
+            if check is not None:
+                check()
+            if time.monotonic() > deadline:
+                raise WeightSyncError(self._late(what))
+            time.sleep(poll_seconds)
+
+    @contextlib.contextmanager
+    def errors_named(self, what: str) -> Iterator[None]:
+        """Turn the backend's errors into WeightSyncError; they are RuntimeErrors."""
+        try:
+            yield
+        except RuntimeError as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise WeightSyncError(
+                f"group {self.address.name}, rank {self.rank}: {what} failed: {lines[0]}. See the "
+                "log of the other side; check the network, or switch weight_update_mode to disk."
+            ) from error
+
+    def _late(self, what: str) -> str:
+        return (
+            f"group {self.address.name}, rank {self.rank}: {what} did not end within "
+            f"{self.address.timeout_seconds:g} s. A member is missing, dead or stuck: check the "
+            "network and the port, raise timeout_seconds, or switch weight_update_mode to disk."
+        )
+
+    def _greet(self, check: Check | None) -> None:
+        store = self._store
+        assert store is not None, "a closed group was joined"
+        with self.errors_named("joining"):
+            if self.rank == 0:
+                self._await_receivers(store, check)
+            else:
+                self._report_to_trainer(store, check)
+
+    def _await_receivers(self, store: dist.TCPStore, check: Check | None) -> None:
+        missing = list(range(1, self.address.world_size))
+
+        def all_came() -> bool:
+            missing[:] = [rank for rank in missing if not store.check([f"here/{rank}"])]
+            return not missing
+
+        answer = "the trainer gave up"
+        try:
+            self.wait_until(all_came, "joining", GREETING_POLL_SECONDS, check)
+            answer = "ok"
+        except WeightSyncError as error:
+            ranks = list_names(str(rank) for rank in missing)
+            answer = f"{error} Missing ranks: {ranks}"
+            raise WeightSyncError(answer) from error
+        finally:
+            store.set("answer", answer)
+
+    def _report_to_trainer(self, store: dist.TCPStore, check: Check | None) -> None:
+        if store.add(f"here/{self.rank}", 1) > 1:
+            raise WeightSyncError(
+                f"group {self.address.name}: rank {self.rank} is taken by another receiver"
+            )
+        self.wait_until(lambda: store.check(["answer"]), "joining", GREETING_POLL_SECONDS, check)
+        answer = store.get("answer").decode()
+        if answer != "ok":
+            raise WeightSyncError(f"the trainer did not open the group: {answer}")
+
+    def _build_backend(self) -> Any:
+        name, timeout = self.address.name, self.address.timeout_seconds
+        store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, self._store))
+        size = self.address.world_size
+        if self.address.backend == "gloo":
+            options = dist.ProcessGroupGloo._Options()
+            # torch's default asks the host's name, which may lead to a public interface or to none
+            local = _local_address(self.address)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=local)]
+            options._timeout = timedelta(seconds=timeout)
+            store = dist.PrefixStore("cpu/", store)
+            return dist.ProcessGroupGloo(store, self.rank, size, options)
+        patience = timedelta(seconds=timeout * BACKEND_PATIENCE)
+        store = dist.PrefixStore("cuda/", store)
+        with _errors_left_to_us():
+            return dist.ProcessGroupNCCL(store, self.rank, size, patience)
+
+    def _launch(self, flat: torch.Tensor) -> Any:
+        """Issue the broadcast; the first of NCCL waits on the host for all members to connect."""
+        backend = self._backend
+        if self.is_connected or self.address.backend == "gloo":
+            return backend.broadcast([flat], dist.BroadcastOptions())
+        stream = self.device.current_stream()
+        outcome: Future[Any] = Future()
+
+        def connect() -> None:
+            self.device.make_current()
+            with self.device.use_stream(stream):
+                try:
+                    outcome.set_result(backend.broadcast([flat], dist.BroadcastOptions()))
+                except RuntimeError as error:
+                    outcome.set_exception(error)
+
+        # a thread, since nothing can end NCCL's wait; it must not keep the process alive
+        threading.Thread(target=connect, name="weight-group-connect", daemon=True).start()
+        try:
+            work = outcome.result(self.address.timeout_seconds)
+        except FutureTimeout as error:
+            raise WeightSyncError(self._late("connecting")) from error
+        self.is_connected = True
+        return work
+
+
+def _hold(backend: Any, works: list[Any]) -> None:
+    """Keep a backend until its works have ended."""
+    while not all(work.is_completed() for work in works):
+        time.sleep(GREETING_POLL_SECONDS)
+    del backend
+
+
+def _open_store(address: GroupAddress, listener_fd: int | None = None) -> dist.TCPStore:
+    options = {} if listener_fd is None else {"master_listen_fd": listener_fd}
+    try:
+        return dist.TCPStore(
+            address.host,
+            address.port,
+            is_master=listener_fd is not None,
+            timeout=timedelta(seconds=address.timeout_seconds),
+            wait_for_workers=False,
+            **options,
+        )
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"group {address.name}: no store at {address.host}:{address.port} ({error})"
+        ) from error
+
+
+def _local_address(address: GroupAddress) -> str:
+    """Return the address of this machine from which the trainer's is reached; sends nothing."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address.host, address.port))
+        name: str = probe.getsockname()[0]
+        return name
+
+
+@contextlib.contextmanager
+def _errors_left_to_us() -> Iterator[None]:
+    """Keep NCCL's watchdog from ending the process over this group; its constructor reads it."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
