@@ -30,6 +30,7 @@ class VersionKeeper:
         self._lock = threading.Lock()
         self._state = EngineState.BROKEN
         self._version = NO_VERSION
+        self._was_broken = True  # before the update under way
         self._why_broken = "no weights were loaded yet"
 
     @property
@@ -63,9 +64,11 @@ class VersionKeeper:
                     "the engine is generating: its weights cannot change now. "
                     "Call pause_generation first."
                 )
-            begins = self._state is not EngineState.UPDATING
+            if self._state is EngineState.UPDATING:
+                return False
+            self._was_broken = self._state is EngineState.BROKEN
             self._state = EngineState.UPDATING
-            return begins
+            return True
 
     def finish_update(self, version: int) -> None:
         """Put the new weights into force."""
@@ -73,12 +76,14 @@ class VersionKeeper:
             self._state = EngineState.PAUSED
             self._version = version
 
-    def give_up_update(self, reason: str) -> None:
-        """Leave an update that is under way; weights that nothing has touched stay in force."""
+    def give_up_update(self, reason: str, *, touched: bool) -> None:
+        """Leave the update under way; weights that it has not `touched` stay in force."""
         with self._lock:
-            if self._state is EngineState.UPDATING:
-                self._state = EngineState.BROKEN
-                self._why_broken = reason
+            if self._state is not EngineState.UPDATING:
+                return
+            whole = not touched and not self._was_broken
+            self._state = EngineState.PAUSED if whole else EngineState.BROKEN
+            self._why_broken = reason
 
     def check_weights(self) -> None:
         """Raise WeightSyncError where the weights are not those of one version."""
