@@ -91,8 +91,10 @@ class InferenceEngine(Protocol):
         """Load a complete Hugging Face folder (or folder of adapters)."""
         ...
 
-    def finish_weight_update(self, version: int) -> Future[Mapping[str, str]]:
-        """Put the new weights into force as `version`; return digests by name if it can."""
+    def finish_weight_update(
+        self, version: int, with_digests: bool = False
+    ) -> Future[Mapping[str, str]]:
+        """Put the new weights into force as `version`; return digests by name if asked and able."""
         ...
 
     def abort_weight_update(self, reason: str) -> None:

@@ -9,7 +9,7 @@ of the system's choice and then tells it, so no port can be lost in between:
     both:     group.broadcast(tensor).wait()  ...  group.close()
 
 Store prefixes and backend are those of `init_process_group` as SGLang calls it for a group of this
-name, so that its servers can join, too; they do not greet (`greets=False`). Every wait ends at the
+name, so that its servers can join, too; they do not greet (`GroupAddress.greets`). Every wait ends at the
 time-out; `abort` from another thread ends it at once.
 """
 
@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Self
 
@@ -94,6 +95,7 @@ class WeightGroup:
         *,
         host: str = LOOPBACK,
         stage: int = 0,
+        greets: bool = True,
     ) -> Self:
         """Bind a free port of `host` as the trainer. Receivers may come from now on."""
         try:
@@ -105,7 +107,9 @@ class WeightGroup:
             ) from error
         port = listener.getsockname()[1]
         backend = "gloo" if device.type == "cpu" else "nccl"
-        address = GroupAddress(host, port, name, world_size, 1, backend, timeout_seconds, stage)
+        address = GroupAddress(
+            host, port, name, world_size, 1, backend, timeout_seconds, stage, greets
+        )
         # the store owns the descriptor from here on
         return cls(address, 0, device, _open_store(address, listener.detach()))
 
@@ -136,33 +140,22 @@ class WeightGroup:
 
     def address_for(self, first_rank: int) -> GroupAddress:
         """Return what the receiver whose ranks begin at `first_rank` needs to know."""
-        known = self.address
-        return GroupAddress(
-            known.host,
-            known.port,
-            known.name,
-            known.world_size,
-            first_rank,
-            known.backend,
-            known.timeout_seconds,
-            known.stage,
-        )
+        return replace(self.address, first_rank=first_rank)
 
-    def join(self, *, greets: bool = True, check: Check | None = None) -> None:
+    def join(self, check: Check | None = None) -> None:
         """Wait for all members and connect to them. Raises WeightSyncError.
 
-        With `greets` (both sides must agree) the members tell of themselves through the store
-        first: who is missing is then known by rank, and nobody connects to half a group.
+        Members that greet tell of themselves through the store first: who is missing is then known
+        by rank, and nobody connects to half a group. `check` is called now and then and may raise.
         """
-        if greets:
+        if self.address.greets:
             self._greet(check)
         with self.errors_named("joining"):
             self._backend = self._build_backend()
         self.state = GroupState.JOINED
-        if greets:  # NCCL connects here and not within the first, timed update
-            self.broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)).wait(
-                check
-            )
+        if self.address.greets:  # NCCL connects here and not within the first, timed update
+            token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
+            self.broadcast(token).wait(check)
 
     def broadcast(self, tensor: torch.Tensor) -> PendingBroadcast:
         """Begin to carry a contiguous tensor's bytes from rank 0 to all; it must not change.

@@ -73,6 +73,7 @@ class GroupAddress:
     backend: str  # nccl or gloo
     timeout_seconds: float
     stage: int = 0  # pipeline stage of the receiver that this group serves
+    greets: bool = True  # members report through the store before they connect; servers cannot
 
 
 @dataclass(frozen=True)
