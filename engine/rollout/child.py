@@ -27,6 +27,7 @@ from fsdpbench.engine.rollout.frames import FrameDecoder, encode_frame
 from fsdpbench.errors import WorkerError
 
 CHUNK_BYTES = 1 << 16
+POLL_SECONDS = 0.01
 LOOK_SECONDS = 0.5  # how late a missed deadline may be noticed
 END_SECONDS = 5.0  # a child whose connection is closed has this long to go by itself
 TAIL_BYTES = 2000
@@ -76,6 +77,7 @@ class ChildProcess:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # of the open calls and of what went wrong
         self._send_lock = threading.Lock()
+        self._end_lock = threading.Lock()
         self._open: dict[int, OpenCall] = {}
         self._death: str | None = None
         self._reader = threading.Thread(target=self._read, name=f"{title} answers", daemon=True)
@@ -115,13 +117,8 @@ class ChildProcess:
         """End the child and whatever it started; open calls fail. Safe to call twice."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # the child goes, and the reader wakes
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            self._process.wait()
+        self._end(END_SECONDS)
         self._reader.join(END_SECONDS)
-        self._kill()  # processes of its session that outlived it
         self._connection.close()
         self._log.close()
 
@@ -134,8 +131,11 @@ class ChildProcess:
             try:
                 received = self._connection.recv(CHUNK_BYTES)
                 messages = list(decoder.feed(received))
-            except (OSError, ValueError):
+            except OSError:
                 received, messages = b"", []
+            except ValueError:  # no frames: something else writes there, and nothing can be trusted
+                self._kill()
+                break
             if not received:
                 break
             for message in messages:
@@ -169,11 +169,7 @@ class ChildProcess:
 
     def _bury(self) -> None:
         """Fail the open calls with how the child ended."""
-        try:
-            code: int | None = self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()  # its end of the pair is closed, but it lives
-            code = self._process.wait()
+        code = self._end(END_SECONDS)  # its end of the pair is closed: it should be going
         death = f"{self.title} (process {self.pid}) ended {describe_end(code)}.{self._last_lines()}"
         with self._lock:
             self._death = death
@@ -189,9 +185,29 @@ class ChildProcess:
         text = tail.decode(errors="replace").strip()
         return f" Its last lines:\n{text}" if text else ""
 
+    def _end(self, grace_seconds: float) -> int:
+        """Wait for the child, kill it after the grace, and all of its session; return its code."""
+        with self._end_lock:
+            deadline = time.monotonic() + grace_seconds
+            while not self._has_ended() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            self._kill_session()
+            return self._process.wait()
+
     def _kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        with self._end_lock:
+            self._kill_session()
+
+    def _has_ended(self) -> bool:
+        """Tell whether the child has ended; it stays a zombie, so that its id stays its own."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _kill_session(self) -> None:
+        if self._process.returncode is None:  # once it is reaped, the id may be another's
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def inherited_environment() -> dict[str, str]:
