@@ -74,6 +74,7 @@ class GroupAddress:
     timeout_seconds: float
     stage: int = 0  # pipeline stage of the receiver that this group serves
     greets: bool = True  # members report through the store before they connect; servers cannot
+    unique_id: str = ""  # base64 of an ncclUniqueId, for receivers that join over raw NCCL (vLLM)
 
 
 @dataclass(frozen=True)
