@@ -8,13 +8,14 @@ its own, so what it becomes depends on neither its neighbours nor on interruptio
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from fsdpbench.engine.rollout.generation import FinishReason, SamplingSettings
 from fsdpbench.errors import ConfigError, Violation, list_names
@@ -58,18 +59,17 @@ def decode(
     sequences = [open_sequence(request, settings) for request in requests]
     check_sequences(model, sequences)
     input_ids, mask = pad_left([sequence.tokens for sequence in sequences], model.device)
-    past: Any = None
+    cache = {name_of_cache(model): DynamicCache(config=model.config)}  # grows in place
     while any(sequence.is_open for sequence in sequences) and not is_interrupted():
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         outputs = model(
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=past,
             use_cache=True,
             logits_to_keep=1,
+            **cache,
         )
-        past = outputs.past_key_values
         tokens, logprobs = choose_tokens(outputs.logits[:, -1], settings.temperature, sequences)
         for sequence, token, logprob in zip(
             sequences, tokens.tolist(), logprobs.tolist(), strict=True
@@ -79,6 +79,12 @@ def decode(
         input_ids = tokens[:, None]  # an ended sequence goes on, unseen
         mask = torch.cat([mask, mask.new_ones(len(sequences), 1)], dim=1)
     return sequences
+
+
+def name_of_cache(model: PreTrainedModel) -> str:
+    """Return the argument that takes the cache, which newer transformers call `cache`."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def open_sequence(request: Mapping[str, Any], settings: SamplingSettings) -> OpenSequence:

@@ -159,6 +159,10 @@ class LocalEngine:
         del stage  # there is one
         return self._call_in_group("bucket", bucket=bucket.to_json())
 
+    def rehearse_broadcast(self, num_bytes: int, repeats: int) -> Future[None]:
+        """Take messages that hold no weights off the wire; the trainer broadcasts meanwhile."""
+        return self._call_in_group("rehearse", num_bytes=num_bytes, repeats=repeats)
+
     def update_weights_from_disk(self, path: str, version: int) -> Future[None]:
         """Load a complete Hugging Face folder; a faulty one changes nothing."""
         limit = self.settings.timeout_seconds

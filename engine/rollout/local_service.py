@@ -53,6 +53,7 @@ class LocalService:
             "logprobs": self._compute_logprobs,
             "init_group": self._init_group,
             "bucket": self._receive_bucket,
+            "rehearse": self._rehearse,
             "disk": self._load_from_disk,
             "finish": self._finish,
             "abort": self._abort,
@@ -160,6 +161,9 @@ class LocalService:
         except CALL_ERRORS as error:
             self._give_up(str(error), touched=receiver.state is ReceiverState.PARTIAL)
             raise
+
+    def _rehearse(self, num_bytes: int, repeats: int) -> None:
+        self._parts()[1].rehearse(num_bytes, repeats)
 
     def _load_from_disk(self, path: str, version: int, patience_seconds: float) -> None:
         model, _ = self._parts()

@@ -1,0 +1,47 @@
+"""A tiny model as a folder, another version of it, and plain transformers to compare with."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from fsdpbench.engine.models.preset_files import prepare_preset
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="session")
+def first_folder(tmp_path_factory):
+    """Weights large enough that sequences do not settle on one token."""
+    folder = tmp_path_factory.mktemp("first")
+    return write_version(folder, lambda name, values: values * (1 if "norm" in name else 3))
+
+
+@pytest.fixture(scope="session")
+def second_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("second")
+    return write_version(
+        folder, lambda name, values: values if "norm" in name else values.flip(0) * 3
+    )
+
+
+def write_version(folder, change):
+    source = prepare_preset("tiny-qwen3", with_weights=True)
+    shutil.copy(source / "config.json", folder)
+    weights = {n: change(n, t).contiguous() for n, t in load_file(source / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def first_model(first_folder):
+    return AutoModelForCausalLM.from_pretrained(first_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def second_model(second_folder):
+    return AutoModelForCausalLM.from_pretrained(second_folder, dtype=torch.float32).eval()
