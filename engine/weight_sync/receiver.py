@@ -90,6 +90,20 @@ class BucketReceiver:
         self.device.synchronize()
         self.arrived.update(self.aliases.get(spec.name, spec.name) for spec in bucket.specs)
 
+    def rehearse(self, num_bytes: int, repeats: int) -> None:
+        """Take `repeats` messages off the wire and drop them, so that the wire can be measured.
+
+        Collective over: the group. Raises WeightSyncError.
+        """
+        if self.group is None:
+            raise WeightSyncError("the wire was to be measured without a weight-update group")
+        stage = self._staging(num_bytes)
+        for _ in range(repeats):
+            pending = self.group.broadcast(stage)
+            if not self.device.is_asynchronous:  # else the device goes from one to the next
+                pending.wait()
+        pending.wait()
+
     def finish(self, *, with_digests: bool = True) -> dict[str, str]:
         """Check that every live tensor came, and return digests by the names in `live`.
 

@@ -91,6 +91,19 @@ def test_tensors_arrive_bit_for_bit(threads, ends, packed):
     assert all(torch.equal(ends[1].live[name], tensors[name]) for name in tensors)
 
 
+def test_a_rehearsal_touches_no_weight(threads, ends):
+    trainer, receiver = ends
+    taking = threads.submit(receiver.rehearse, 1000, 3)
+    for _ in range(3):
+        trainer.broadcast(torch.ones(1000, dtype=torch.uint8)).wait()
+    taking.result(20)
+    assert receiver.state is ReceiverState.WHOLE
+    assert not any(tensor.any() for tensor in receiver.live.values())
+    receiver.detach()
+    with pytest.raises(WeightSyncError, match="without a weight-update group"):
+        receiver.rehearse(1000, 1)
+
+
 def test_a_tied_weight_counts_under_either_name(threads, ends):
     carry(threads, ends, True, sources(), renamed={"embed": "tied"})
     assert set(ends[1].finish()) == set(SHAPES)
