@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fsdpbench.bench.invocation import SweepOptions
     from fsdpbench.bench.runner import SweepResult
     from fsdpbench.bench.sweep import SweepPlan
+    from fsdpbench.bench.sync_command import SyncOptions
 
 STOPPING = "ending the running trial; finished trials are kept (continue with --resume)"
 
@@ -194,6 +195,88 @@ def _show_result(plan: SweepPlan, folder: RunFolder, result: SweepResult, as_jso
         return
     print_ranking(result.records, Console())
     typer.echo(f"results: {folder.results_path}\nreport:  {files.html}")
+
+
+@app.command()
+def sync(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model preset or local Hugging Face folder.", metavar="NAME", parser=parse_text
+        ),
+    ] = None,
+    parallel: Annotated[
+        str, typer.Option(help="The trainer's mesh.", metavar="BACKEND", parser=parse_text)
+    ] = "fsdp:d1",
+    mode: Annotated[
+        Literal["xccl", "disk"],
+        typer.Option(help="Broadcast through a process group, or through a folder."),
+    ] = "xccl",
+    receivers: Annotated[
+        int, typer.Option(help="Rollout processes, each on a GPU of its own if there are enough.")
+    ] = 1,
+    bucket_mb: Annotated[int, typer.Option(help="MiB of a bucket on the wire.")] = 1024,
+    rounds: Annotated[
+        int, typer.Option(help="Updates that count, behind a cold one and a warm-up one.")
+    ] = 5,
+    verify: Annotated[
+        bool, typer.Option(help="Compare checksums of all tensors and log-probs.")
+    ] = True,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where trainer and receivers run.")
+    ] = "auto",
+    timeout: Annotated[
+        float | None, typer.Option(help="Limit of the trial in seconds, start-up included.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder; default: a new one under runs/.", metavar="FOLDER", parser=parse_path
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of the table.")
+    ] = False,
+) -> None:
+    """Measure weight updates from a trainer to rollout processes, each in processes of its own."""
+    from fsdpbench.bench.sync_command import SyncOptions
+
+    options = SyncOptions(
+        model=model,
+        parallel=parallel,
+        mode=mode,
+        receivers=receivers,
+        bucket_mb=bucket_mb,
+        rounds=rounds,
+        verify=verify,
+        device=device,
+        timeout_seconds=timeout,
+        out=out,
+    )
+    raise typer.Exit(_sync(options, as_json))
+
+
+def _sync(options: SyncOptions, as_json: bool) -> int:
+    """Plan, run and show one trial of weight updates; return the exit code."""
+    from rich.console import Console
+
+    from fsdpbench.bench.environment import list_gpus
+    from fsdpbench.bench.invocation import choose_run_folder
+    from fsdpbench.bench.sweep import plan_sweep
+    from fsdpbench.bench.sync_command import build_answer, build_space, check_plan
+    from fsdpbench.reports.terminal import print_ranking
+
+    plan = plan_sweep(build_space(options), len(list_gpus()[0]))
+    check_plan(plan)
+    folder = choose_run_folder(options.folder_options)
+    result = _run(plan, folder, False, Console(stderr=True))
+    if as_json:
+        record = result.records[0] if result.records else None
+        typer.echo(json.dumps(build_answer(folder.path, record)))
+    else:
+        print_ranking(result.records, Console())
+        typer.echo(f"results: {folder.results_path}")
+    return result.exit_code
 
 
 @app.command()

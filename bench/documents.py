@@ -63,7 +63,7 @@ def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
     if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
         allowed = f"needs one length at least, each {MIN_LENGTH} or more"
         raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
-    num_tokens = (spec.steps + spec.warmup_steps) * count_step_tokens(spec, dp_size)
+    num_tokens = spec.num_steps * count_step_tokens(spec, dp_size)
     return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
 
 

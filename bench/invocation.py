@@ -60,7 +60,7 @@ def resolve_space(options: SweepOptions, folder: RunFolder) -> SweepSpace:
             "device": options.device,
         },
     )
-    return _resolve_paths(combined)
+    return resolve_paths(combined)
 
 
 def choose_run_folder(options: SweepOptions) -> RunFolder:
@@ -99,7 +99,7 @@ def _load_saved_space(folder: RunFolder) -> SweepSpace:
         raise ConfigError([Violation(str(path), "", f"{problem}: {error}", remedy)]) from None
 
 
-def _resolve_paths(space: SweepSpace) -> SweepSpace:
+def resolve_paths(space: SweepSpace) -> SweepSpace:
     """Make paths absolute, for trials run in folders of their own."""
     changes: dict[str, Any] = {"model": _resolve_model(space.model)}
     if "path" in space.base:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fsdpbench.bench.flops import describe_mfu
 from fsdpbench.bench.records import WorkerOutcome
+from fsdpbench.bench.sync_record import SyncRecord
 from fsdpbench.bench.timing import StepRecord, summarise_rate
 
 
@@ -38,6 +39,7 @@ class Measurement:
     gpu_name: str | None = None
     dtype: str = "bfloat16"
     world_size: int = 1
+    sync: SyncRecord | None = None
 
 
 def merge_peaks(peaks: Sequence[Peaks]) -> Peaks:
@@ -77,5 +79,6 @@ def build_outcome(measurement: Measurement, **failure: Any) -> WorkerOutcome:
         mfu_formula=formula,
         phases=dict(measurement.phases),
         attention_kernel=measurement.attention_kernel,
+        sync=measurement.sync,
         **vars(merge_peaks(measurement.peaks)),
     )

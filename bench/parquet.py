@@ -14,7 +14,7 @@ from typing import Any
 from fsdpbench.bench.records import Record
 from fsdpbench.bench.store import StoreError
 
-SPREAD = ("axes", "phases", "environment")
+SPREAD = ("axes", "phases", "environment", "sync")
 """Fields whose keys become columns `field.key`."""
 AS_JSON = ("config", "workload", "verdict", "command")
 """Fields kept as JSON text."""
@@ -25,7 +25,7 @@ def flatten_record(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in record.model_dump(mode="python", by_alias=True).items():
         if name in SPREAD:
-            row.update({f"{name}.{key}": _to_scalar(item) for key, item in value.items()})
+            row.update({f"{name}.{key}": _to_scalar(item) for key, item in (value or {}).items()})
         elif name in AS_JSON:
             row[name] = None if value is None else json.dumps(value, default=str)
         else:

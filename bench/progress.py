@@ -95,7 +95,7 @@ class ProgressDisplay:
         line.append(f"{record.status.value:8}", style=STYLES.get(record.status, "red"))
         line.append(f" {clean_text(describe_axes(record.axes))}")
         if record.status is TrialStatus.OK:
-            line.append(f"  {format_rate(record.tokens_per_second)} tokens/s")
+            line.append(f"  {describe_result(record)}")
         elif record.reason:
             first = next(iter(clean_text(record.reason).splitlines()), "")
             line.append(f"  {first}", style="dim")
@@ -108,6 +108,16 @@ class ProgressDisplay:
 
     def _print(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
+
+
+def describe_result(record: Record) -> str:
+    """Write a measured trial's main figures."""
+    parts = []
+    if record.tokens_per_second is not None or record.sync is None:
+        parts.append(f"{format_rate(record.tokens_per_second)} tokens/s")
+    if record.sync is not None:
+        parts.append(f"weight updates pause {format_seconds(record.sync.pause_seconds)}")
+    return ", ".join(parts)
 
 
 def describe_axes(axes: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from fsdpbench.bench.sync_record import SyncRecord
 
 SCHEMA_VERSION = 1
 """Version of `Record`, written in each one; a reader refuses records of a newer version."""
@@ -104,10 +106,36 @@ class WorkloadSpec(_Message):
     """Lengths of the sequences of a step, per data-parallel rank; None: as the data has them."""
     tokens_per_step: int = Field(default=1024, ge=2)
     """Tokens of one optimizer step on each data-parallel rank."""
-    steps: int = Field(default=6, ge=1)
-    """Measured steps, after warm-up: the run makes `warmup_steps + steps` steps."""
+    steps: int = Field(default=6, ge=0)
+    """Measured steps, after warm-up: the run makes `warmup_steps + steps` steps. 0 with sync_rounds
+    only."""
     warmup_steps: int = Field(default=2, ge=0)
     seed: int = 1
+    sync_rounds: int = Field(default=0, ge=0, validate_default=True)
+    """Weight updates after the steps that count, behind a cold one and a warm-up one; 0: none."""
+    sync_receivers: int = Field(default=1, ge=1, le=64)
+    """Rollout processes that receive the weights."""
+    sync_bucket_mb: int = Field(default=1024, ge=1)
+    """MiB of a bucket on the wire. xccl only."""
+    sync_verify: bool = True
+    """Compare a checksum of each tensor on both ends of every update, and log-probs at the end."""
+
+    @field_validator("sync_rounds")
+    @classmethod
+    def _does_something(cls, sync_rounds: int, info: ValidationInfo) -> int:
+        if sync_rounds == 0 and info.data.get("steps") == 0:
+            raise ValueError("must be 1 or more where workload.steps is 0")
+        return sync_rounds
+
+    @property
+    def num_steps(self) -> int:
+        """All training steps of the run."""
+        return self.steps + self.warmup_steps
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the trial ends with weight updates."""
+        return self.sync_rounds > 0
 
 
 class TrialSpec(_Message):
@@ -154,6 +182,8 @@ class WorkerOutcome(_Message):
     phases: dict[str, float] = {}
     """Median seconds by phase name."""
     attention_kernel: str | None = None
+    sync: SyncRecord | None = None
+    """What the weight updates took; None without any."""
 
 
 class Record(_Stored):
@@ -196,6 +226,7 @@ class Record(_Stored):
     peak_host_bytes: int | None = None
     phases: dict[str, float] = {}
     attention_kernel: str | None = None
+    sync: SyncRecord | None = None
     reason: str | None = None
     verdict: Verdict | None = None
 

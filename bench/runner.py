@@ -32,6 +32,8 @@ from fsdpbench.bench.statistics import is_unstable
 from fsdpbench.bench.stop import EXIT_INTERRUPTED
 from fsdpbench.bench.store import ResultWriter, StoreError, keep_latest, read_records
 from fsdpbench.bench.sweep import Point, SweepPlan
+from fsdpbench.bench.sync_plan import drop_unused
+from fsdpbench.bench.sync_record import steady_pauses
 from fsdpbench.bench.trial import Command, TrialEnd, Watch, run_trial
 from fsdpbench.errors import FsdpbenchError
 from fsdpbench.log import get_logger
@@ -199,15 +201,16 @@ def _gather_fields(
     ending = classify_end(spec, end, found, folder)
     outcome = found or WorkerOutcome()
     rate = outcome.tokens_per_second
+    samples = outcome.step_seconds or steady_pauses(outcome.sync)
     return {
         **outcome.model_dump(exclude={"status", "error", "environment"}),
         "id": spec.id,
         "status": ending.status,
         "reason": ending.reason,
-        "unstable": ending.status is TrialStatus.OK and is_unstable(outcome.step_seconds),
+        "unstable": ending.status is TrialStatus.OK and is_unstable(samples),
         "axes": spec.axes,
         "config": spec.config,
-        "workload": spec.workload.model_dump(mode="json"),
+        "workload": drop_unused(spec.workload),
         "environment": {**harness.environment, **outcome.environment},
         "commit": harness.revision.commit,
         "dirty": harness.revision.dirty,

@@ -21,6 +21,7 @@ from fsdpbench.bench.documents import load_workload
 from fsdpbench.bench.faults import parse_fault
 from fsdpbench.bench.records import DeviceName, TrialSpec, WorkloadSpec
 from fsdpbench.bench.space import SweepSpace
+from fsdpbench.bench.sync_plan import DEFAULT_SYNC_ROUNDS, SYNC_AXES, check_sync, drop_unused
 from fsdpbench.engine.config.parallel import format_backend
 from fsdpbench.engine.config.strict import set_path
 from fsdpbench.engine.config.train import TrainEngineConfig
@@ -74,7 +75,7 @@ def plan_sweep(space: SweepSpace, num_gpus: int) -> SweepPlan:
     model = space.model or str(space.base.get("path", "")) or presets.DEFAULT_MODELS[device]
     named = space.axes or presets.PRESETS[space.preset].plan_axes(device, world_size)
     axes = resolve_axes(named, world_size)
-    planner = _Planner(space, device, world_size, model)
+    planner = _Planner(space, device, world_size, model, num_gpus)
     points: dict[str, Point] = {}
     num_combinations = 0
     for combination in iterate_grid(axes):
@@ -102,6 +103,7 @@ class _Planner:
     device: DeviceName
     world_size: int
     model: str
+    num_gpus: int
     texts: dict[tuple[str, int], tuple[Violation, ...]] = field(default_factory=dict)
     """What is wrong with the texts read so far, by workload and data-parallel size."""
 
@@ -121,8 +123,15 @@ class _Planner:
             raw = {**config.model_dump(mode="json"), "backend": format_backend(strategy)}
             if workload is not None:
                 violations += self._check_workload(workload, strategy.dp_size)
+                violations += check_sync(
+                    workload,
+                    config,
+                    device=self.device,
+                    world_size=world_size,
+                    num_gpus=self.num_gpus,
+                )
         if workload is not None:
-            raw_workload = workload.model_dump(mode="json")
+            raw_workload = drop_unused(workload)
         point_id = compute_id(raw, raw_workload, world_size, self.device, fault)
         axes = {axis.name: value for axis, value in combination}
         spec = None
@@ -151,6 +160,8 @@ class _Planner:
         for path, value in {**self.space.base, "path": model, **chosen}.items():
             merge_at(config, path, plain_copy(value))
         workload = presets.plan_workload_defaults(_count_parameters(model), self.device)
+        if any(axis.path in SYNC_AXES for axis, _ in combination):
+            workload["sync_rounds"] = DEFAULT_SYNC_ROUNDS
         workload |= self.space.workload
         workload |= {axis.path: value for axis, value in combination if axis.section == "workload"}
         faults = [value for axis, value in combination if axis.section == "fault"]

@@ -123,7 +123,7 @@ def iterate_batches(
     if lengths is not None and max(lengths) > longest:
         allowed = f"must not exceed the model's {longest} positions"
         raise ConfigError([Violation("workload.sequence_lengths", str(max(lengths)), allowed)])
-    for step in range(spec.steps + spec.warmup_steps):
+    for step in range(spec.num_steps):
         by_rank = [
             stream.fill(spec.tokens_per_step, longest)
             if lengths is None

@@ -53,7 +53,7 @@ def build_headlines(records: Sequence[Record]) -> list[Headline]:
     counts = ", ".join(f"{count} {status}" for status, count in count_statuses(records))
     outcome = Headline("Points", str(len(records)), counts or "no record yet")
     if not measured:
-        return [Headline("Best", ABSENT, "no trial was measured"), outcome]
+        return [_sync_headline(ranked), outcome]
     best, slowest = measured[0], measured[-1]
     axes = plan_axes(ranked)
     headlines = [
@@ -74,6 +74,16 @@ def build_headlines(records: Sequence[Record]) -> list[Headline]:
     headlines.append(_memory_headline(best, is_cpu_run(ranked)))
     headlines.append(outcome)
     return headlines
+
+
+def _sync_headline(ranked: Sequence[Record]) -> Headline:
+    """Build the first figure of a run in which nothing was trained."""
+    for record in ranked:
+        if record.status is TrialStatus.OK and record.sync is not None:
+            label = name_trial(record.axes, plan_axes(ranked), record.id, limit=90)
+            pause = format_seconds(record.sync.pause_seconds)
+            return Headline("Shortest pause", pause, f"of a weight update: {label}")
+    return Headline("Best", ABSENT, "no trial was measured")
 
 
 def _memory_headline(best: Record, on_cpu: bool) -> Headline:

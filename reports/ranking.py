@@ -1,12 +1,14 @@
 """The ranking: every trial that was started, best first, with what was measured.
 
-Trials are ordered by tokens per second of the whole job. Only status `ok` is ranked; a
+Trials are ordered by tokens per second of the whole job; those that only sent their weights by the
+pause of an update. Only status `ok` is ranked; a
 contaminated trial keeps its numbers below them, then the failures. Points that were never
 started (invalid, pruned) have a table of their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from fsdpbench.bench.records import Record, TrialStatus
@@ -26,6 +28,8 @@ from fsdpbench.reports.tables import (
 )
 
 NOT_STARTED = (TrialStatus.INVALID, TrialStatus.PRUNED)
+STEP_COLUMNS = ("rate", "difference", "rate_per_device", "step", "mfu")
+SYNC_COLUMNS = ("pause", "transfer", "sync_bytes", "sync_share")
 GPU_COLUMNS = ("mfu", "peak_device", "peak_reserved", "device_total")
 CPU_NOTE = (
     "These trials ran on CPU processes, which have no device memory to report and no peak "
@@ -86,9 +90,10 @@ def build_ranking(records: Sequence[Record]) -> Table:
     return table
 
 
-def _ranking_key(record: Record) -> tuple[int, float, str]:
+def _ranking_key(record: Record) -> tuple[int, float, float, str]:
     order = {TrialStatus.OK: 0, TrialStatus.CONTAMINATED: 1}.get(record.status, 2)
-    return order, -(record.tokens_per_second or 0.0), record.id
+    pause = math.inf if record.sync is None else record.sync.pause_seconds
+    return order, -(record.tokens_per_second or 0.0), pause, record.id
 
 
 def _caption(ranked: Sequence[Record]) -> str:
@@ -97,13 +102,20 @@ def _caption(ranked: Sequence[Record]) -> str:
         return "No trial has been started."
     if not measured:
         return f"None of the {len(ranked)} trials that were started finished."
-    return f"{measured} of {len(ranked)} started trials measured, best first by tokens/s."
+    by = "tokens/s"
+    if best_rate(ranked) is None and any(record.sync is not None for record in ranked):
+        by = "the pause of a weight update"
+    return f"{measured} of {len(ranked)} started trials measured, best first by {by}."
 
 
 def _columns_to_leave_out(ranked: Sequence[Record], on_cpu: bool) -> list[str]:
     left_out = list(GPU_COLUMNS) if on_cpu else []
     if on_cpu and any(record.mfu is not None for record in ranked):
         left_out.remove("mfu")
+    if all(record.sync is None for record in ranked):
+        left_out += SYNC_COLUMNS
+    elif all(not record.step_seconds for record in ranked):
+        left_out += STEP_COLUMNS
     if len({record.world_size for record in ranked}) <= 1:
         left_out.append("world_size")
     return left_out
@@ -139,6 +151,29 @@ def _columns(axes: Axes, per_device: str) -> tuple[Column, ...]:
             priority=2,
         ),
         Column("mfu", "MFU", numeric=True, hint="Model FLOP/s utilisation.", priority=4),
+        Column(
+            "pause",
+            "sync pause",
+            numeric=True,
+            hint="Median time for which an update of the weights stops generation; below it the "
+            "95 % interval and the number of updates.",
+        ),
+        Column(
+            "transfer",
+            "sync transfer",
+            numeric=True,
+            hint="Median time of an update's bytes on the wire, or until they are in files.",
+            priority=2,
+        ),
+        Column("sync_bytes", "sync bytes", numeric=True, hint="Bytes of one version.", priority=4),
+        Column(
+            "sync_share",
+            "of limit",
+            numeric=True,
+            hint="xccl: share of the broadcast rate measured in the same run; disk: time of plain "
+            "files over that of writing and reading.",
+            priority=2,
+        ),
         Column(
             "peak_device",
             "peak device",
@@ -188,6 +223,7 @@ def _row(place: int, record: Record, axes: Axes, best: float | None) -> Row:
         rate_cell(record.tokens_per_second_per_gpu, missing),
         seconds_cell(record.step_seconds, missing),
         percent_cell(record.mfu, missing if not ok else "the device's peak FLOP/s is not known"),
+        *_sync_cells(record, missing),
         bytes_cell(record.peak_device_bytes, missing),
         bytes_cell(record.peak_reserved_bytes, missing),
         bytes_cell(record.device_total_bytes, "NVML was not available" if ok else missing),
@@ -195,6 +231,20 @@ def _row(place: int, record: Record, axes: Axes, best: float | None) -> Row:
         _status_cell(record),
     )
     return Row(record.id, cells, tone="" if ok else "bad")
+
+
+def _sync_cells(record: Record, missing: str) -> tuple[Cell, ...]:
+    sync = record.sync
+    if sync is None:
+        return (absent("no weights were sent"),) * len(SYNC_COLUMNS)
+    steady = [entry for entry in sync.rounds if entry.kind == "steady"]
+    share = sync.share_of_broadcast_limit if sync.mode == "xccl" else sync.share_of_disk_limit
+    return (
+        seconds_cell([entry.pause_seconds for entry in steady], missing),
+        seconds_cell([entry.transfer_seconds for entry in steady], missing),
+        bytes_cell(sync.bytes, missing),
+        percent_cell(share, missing),
+    )
 
 
 def _status_cell(record: Record) -> Cell:

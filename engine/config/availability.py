@@ -40,11 +40,6 @@ IGNORED: tuple[tuple[tuple[str, ...], Callable[[TrainEngineConfig], bool], str],
         "gradient_checkpointing is false",
     ),
     (
-        ("weight_update_mode",),
-        lambda config: True,
-        "no weights are sent to a rollout engine in this release",
-    ),
-    (
         ("fsdp.shard_vision_across_sp",),
         lambda config: config.fsdp.shard_vision_across_sp and config.context_parallel_size == 1,
         "context_parallel_size is 1",

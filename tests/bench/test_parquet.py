@@ -6,6 +6,7 @@ import pytest
 from fsdpbench.bench.parquet import flatten_record, save_parquet
 from fsdpbench.bench.records import Record, Verdict
 from fsdpbench.bench.store import StoreError
+from fsdpbench.bench.sync_record import SyncRecord
 
 RECORDS = [
     Record(
@@ -16,6 +17,7 @@ RECORDS = [
         step_seconds=[0.1, 0.2],
         phases={"forward": 0.05},
         peak_host_bytes=1 << 40,
+        sync=SyncRecord(mode="disk", receivers=1, bytes=8, verified=True, pause_seconds=0.25),
     ),
     Record(
         id="b",
@@ -36,6 +38,7 @@ def test_a_table_comes_back_with_a_column_for_each_axis_and_phase(tmp_path):
     assert list(table["axes.parallel"]) == ["fsdp:d2", "fsdp:d1"]
     assert list(table["axes.n"]) == ["1", '"auto"'], "values of two kinds become JSON"
     assert table["axes.extra"].isna().tolist() == [True, False]
+    assert table["sync.pause_seconds"][0] == 0.25
     assert list(table["phases.forward"]) == [0.05, 1.0]
     assert list(table["step_seconds"][0]) == [0.1, 0.2]
     assert table["peak_host_bytes"][0] == 1 << 40

@@ -4,8 +4,14 @@ import pytest
 from rich.console import Console
 
 from fsdpbench.bench.folders import Heartbeat
-from fsdpbench.bench.progress import ProgressDisplay, describe_axes, estimate_seconds
+from fsdpbench.bench.progress import (
+    ProgressDisplay,
+    describe_axes,
+    describe_result,
+    estimate_seconds,
+)
 from fsdpbench.bench.records import Record
+from fsdpbench.bench.sync_record import SyncRecord
 from tests.bench.fakes import make_spec
 
 
@@ -85,3 +91,11 @@ def test_a_dumb_terminal_gets_whole_lines_without_control_codes():
     display.finish_sweep()
     assert not any(code in stream.getvalue() for code in "\x1b\r\x07")
     assert "red" in stream.getvalue()
+
+
+def test_a_result_is_its_rate_and_its_pause():
+    sync = SyncRecord(mode="disk", receivers=1, bytes=8, verified=True, pause_seconds=0.25)
+    both = Record(id="a", status="ok", tokens_per_second=1500.0, sync=sync)
+    assert describe_result(both) == "1.5k tokens/s, weight updates pause 250 ms"
+    alone = Record(id="a", status="ok", sync=sync)
+    assert describe_result(alone) == "weight updates pause 250 ms"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpbench.bench.records import TrialStatus
+from fsdpbench.bench.sync_record import SyncRecord
 from fsdpbench.reports.facts import (
     build_commands,
     build_environment,
@@ -38,6 +39,13 @@ def test_headlines_without_a_measured_trial():
     headlines = build_headlines([make_failed(0, TrialStatus.HANG)])
     assert [(item.name, item.figure) for item in headlines] == [("Best", "-"), ("Points", "1")]
     assert build_headlines([])[-1].detail == "no record yet"
+
+
+def test_a_run_without_training_opens_with_its_shortest_pause():
+    sync = SyncRecord(mode="disk", receivers=1, bytes=8, verified=True, pause_seconds=0.25)
+    records = [make_record(0, step_seconds=[], tokens_per_second=None, sync=sync)]
+    first = build_headlines(records)[0]
+    assert (first.name, first.figure) == ("Shortest pause", "250 ms")
 
 
 def test_on_cpu_the_memory_headline_is_the_host():

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from fsdpbench.bench.records import Record, TrialStatus
+from fsdpbench.bench.sync_record import SyncRecord, SyncRound, name_round, summarise_rounds
 from fsdpbench.reports.ranking import build_ranking, is_cpu_run, rank_records
+from fsdpbench.units import GIB
 from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
 
 
@@ -133,3 +135,39 @@ def test_an_axis_set_to_null_differs_from_one_not_set():
 )
 def test_captions_of_small_runs(records, caption):
     assert build_ranking(records).caption == caption
+
+
+def make_synced(index, **changes):
+    rounds = [
+        SyncRound(kind=name_round(i), pause_seconds=0.1 * (index + 1), transfer_seconds=0.05)
+        for i in range(4)
+    ]
+    sync = SyncRecord(
+        mode="xccl",
+        receivers=1,
+        bytes=4 * GIB,
+        rounds=rounds,
+        verified=True,
+        share_of_broadcast_limit=0.875,
+        **summarise_rounds(rounds),
+    )
+    return make_record(index, sync=sync, **changes)
+
+
+def test_trials_that_only_sent_weights_come_by_their_pause():
+    nothing = {"step_seconds": [], "tokens_per_second": None, "tokens_per_second_per_gpu": None}
+    table = build_ranking([make_synced(index, mfu=None, **nothing) for index in (1, 0)])
+    assert [row.key for row in table.rows] == ["t000", "t001"]
+    assert table.caption.endswith("best first by the pause of a weight update.")
+    assert texts_of(table, "pause") == ["100 ms", "200 ms"]
+    assert texts_of(table, "transfer") == ["50 ms", "50 ms"]
+    assert texts_of(table, "sync_bytes") == ["4.00 GiB"] * 2
+    assert texts_of(table, "sync_share") == ["87.5 %"] * 2
+    assert "rate" not in [column.key for column in table.columns]
+
+
+def test_trials_that_trained_and_sent_show_both():
+    table = build_ranking([make_synced(0), make_record(1)])
+    assert {"rate", "step", "pause"} <= {column.key for column in table.columns}
+    assert cell_of(table, 1, "pause").reason == "no weights were sent"
+    assert "pause" not in [c.key for c in build_ranking([make_record(1)]).columns]
