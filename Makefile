@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS ?= demo,dev
 
-.PHONY: setup sweep test test-gpu lint types bench docs clean
+.PHONY: setup sweep test test-vllm test-gpu lint types bench docs clean
 
 .venv/.installed: pyproject.toml constraints.txt install.sh
 	PYTHON="$(PYTHON)" EXTRAS="$(EXTRAS)" ./install.sh $(PIP_ARGS)
@@ -12,6 +12,10 @@ sweep: setup
 	$(BIN)/fsdpbench sweep $(SWEEP_ARGS)
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+.venv-vllm/.installed: constraints-vllm.txt install_vllm.sh
+	PYTHON="$(PYTHON)" ./install_vllm.sh $(PIP_ARGS)
+test-vllm: setup .venv-vllm/.installed
+	FSDPBENCH_REQUIRE_VLLM=1 $(BIN)/python -m pytest tests/vllm -m vllm $(PYTEST_ARGS)
 test-gpu: setup
 	$(BIN)/python -m pytest -m "gpu or multi_gpu" $(PYTEST_ARGS)
 lint: setup

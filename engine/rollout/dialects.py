@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 QUOTED_LENGTH = 300  # characters of a foreign answer that an error repeats
 
 
+class RefusalError(WorkerError):
+    """The server answered, and refused."""
+
+
 @dataclass(frozen=True)
 class ServerCall:
     """One HTTP request."""
@@ -31,6 +35,7 @@ class ServerCall:
     query: Mapping[str, str] = field(default_factory=dict)
     method: str = "POST"
     is_optional: bool = False  # a server that lacks the path does without (404)
+    reads_json: bool = True  # else the answer is a sentence for people
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Sessions of buckets (`/begin_weight_update`) are young; a server without them ne
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,13 @@ from fsdpbench.engine.rollout.dialects import (
     check_unpadded,
     quote,
 )
+from fsdpbench.log import warn_once
 
 if TYPE_CHECKING:
     from fsdpbench.engine.weight_sync.records import Bucket, GroupAddress
+
+
+LOGGER = logging.getLogger(__name__)
 
 
 class SglangDialect:
@@ -55,7 +60,10 @@ class SglangDialect:
     def pause(self, in_flight: str) -> list[ServerCall]:
         """Stop; what still runs is aborted, and nothing then keeps the cache from being flushed."""
         del in_flight  # see `waits_for_requests`
-        return [ServerCall("/pause_generation", {"mode": "abort"}), ServerCall("/flush_cache")]
+        return [
+            ServerCall("/pause_generation", {"mode": "abort"}),
+            ServerCall("/flush_cache", reads_json=False),
+        ]
 
     def resume(self) -> list[ServerCall]:
         """Generate again."""
@@ -102,7 +110,7 @@ class SglangDialect:
         close = [ServerCall("/end_weight_update", {}, is_optional=True)]
         return [
             *(close if in_session else []),
-            ServerCall("/flush_cache"),
+            ServerCall("/flush_cache", reads_json=False),
             self.label_weights(label),
         ]
 
@@ -137,8 +145,15 @@ class SglangDialect:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
         }
-        if settings.stop_token_ids is not None:
-            sampling |= {"ignore_eos": True, "stop_token_ids": list(settings.stop_token_ids)}
+        if settings.stop_token_ids:
+            warn_once(
+                LOGGER,
+                "sglang: generation stops at stop_token_ids and at the model's own end tokens; "
+                "the server cannot leave the latter out alone",
+            )
+            sampling["stop_token_ids"] = list(settings.stop_token_ids)
+        elif settings.stop_token_ids is not None:
+            sampling["ignore_eos"] = True
         body = {
             "input_ids": list(request.tokens),
             "sampling_params": sampling,
@@ -149,8 +164,10 @@ class SglangDialect:
     def read_generation(self, answer: Any) -> dict[str, Any]:
         """Read tokens and log-probs: [log-prob, token, text] each."""
         try:
-            entries = answer["meta_info"]["output_token_logprobs"]
             reason = answer["meta_info"]["finish_reason"]["type"]
+            # a request that was aborted in the queue tells of no tokens at all
+            unknown = {"output_token_logprobs": []} if reason == "abort" else {}
+            entries = {**unknown, **answer["meta_info"]}["output_token_logprobs"]
             tokens = [int(entry[1]) for entry in entries]
             values = [float(entry[0]) for entry in entries]
         except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -129,7 +129,7 @@ class VllmDialect:
         close = [ServerCall("/finish_weight_update", {"weight_version": label})]
         return [
             *(close if in_session else []),
-            ServerCall("/reset_prefix_cache", is_optional=True),
+            ServerCall("/reset_prefix_cache", is_optional=True, reads_json=False),
             self.label_weights(label),
         ]
 
