@@ -14,7 +14,11 @@ from fsdpbench.bench.sweep import plan_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "memory.md").read_text()
-SPACES = sorted((ROOT / "benchmarks" / "spaces").glob("*.yaml"))
+SPACES = sorted(
+    path
+    for path in (ROOT / "benchmarks" / "spaces").glob("*.yaml")
+    if not path.name.startswith("sync-")  # docs/weight-sync.md has those
+)
 
 
 def samples(language):
