@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 
 from fsdpbench.engine.checkpoint.folders import ADAPTER_FILES
 from fsdpbench.engine.checkpoint.manifest import Manifest, list_files, read_manifest
-from fsdpbench.engine.checkpoint.recover import resolve_checkpoint
+from fsdpbench.engine.checkpoint.recover import agree_on_checkpoint
 from fsdpbench.engine.checkpoint.transaction import FolderTransaction
 from fsdpbench.engine.checkpoint.verify import check_adapter
-from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
 from fsdpbench.engine.parallel.adapter_values import check_adapter_file, read_adapters
 from fsdpbench.engine.parallel.adapters import iterate_adapter_parameters
 from fsdpbench.engine.parallel.agreement import Agreement
@@ -73,16 +72,14 @@ def load_adapter(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     Collective over: the world.
     """
     settings = require_adapters(parts.model, meta.path)
+    folder = agree_on_checkpoint(meta.path, "adapter", parts.meshes.cpu_group)
     with Agreement("load", parts.meshes.cpu_group):
-        folder = resolve_checkpoint(meta.path, "adapter")
         check_adapter(folder)
         check_adapter_config(folder / CONFIG_FILE, settings)
         check_adapter_file(parts.model, folder / WEIGHTS_FILE)
         manifest = read_manifest(folder)
     with Agreement("load", parts.meshes.cpu_group):
         read_adapters(parts.model, folder / WEIGHTS_FILE)
-    if isinstance(parts.optimizer, AnyPrecisionAdamW):
-        parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
     return None if manifest is None else manifest.version
 
 
@@ -140,7 +137,7 @@ def check_adapter_config(file: Path, settings: AdapterSettings) -> None:
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("peft_type") != "LORA":
         raise CheckpointError(f"{file}: peft_type must be 'LORA'. Give a folder of LoRA adapters.")

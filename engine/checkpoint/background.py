@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from fsdpbench.engine.checkpoint.dcp import ROOT, build_manifest, build_state, write_checkpoint
+from fsdpbench.engine.checkpoint.dcp import build_manifest, collect_state, write_checkpoint
 from fsdpbench.engine.checkpoint.formats import save_checkpoint
 from fsdpbench.engine.checkpoint.state import stage_on_host
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.mesh import is_live
-from fsdpbench.errors import CheckpointError, FsdpbenchError
+from fsdpbench.errors import CheckpointError
 from fsdpbench.log import get_logger
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class AsyncSaves:
             return
         if self._group is None:
             self._group = dist.new_group(backend="gloo", group_desc="background_saves")
+        content = collect_state(parts, version, with_optim=meta.with_optim)
         with Agreement("save", parts.meshes.cpu_group):
-            state = build_state(parts, version=version, with_optim=meta.with_optim).state_dict()
-            staged = {ROOT: stage_on_host(state)}
+            staged = stage_on_host(content)
         manifest = build_manifest(parts, meta, version)
         self._path = meta.path
         pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -95,6 +95,6 @@ def write_in_background(
     """Write a copied state; an error is logged at once, since the next save may be far away."""
     try:
         write_checkpoint(staged, path, manifest, group)
-    except (FsdpbenchError, OSError, RuntimeError) as error:
+    except Exception as error:
         logger.error("the background save to %s failed: %s", path, error)  # noqa: TRY400
         raise

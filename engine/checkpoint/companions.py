@@ -34,7 +34,7 @@ def copy_companions(source: Path, target: Path, dtype: torch.dtype) -> None:
             for file in source.glob(pattern):
                 if file.is_file():
                     shutil.copyfile(file, target / file.name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{target}: configuration and tokenizer cannot be copied from {source}: {error}"
         ) from error

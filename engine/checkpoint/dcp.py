@@ -23,8 +23,15 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from fsdpbench.engine.checkpoint.folders import DCP_METADATA
 from fsdpbench.engine.checkpoint.manifest import Manifest
 from fsdpbench.engine.checkpoint.metadata import CheckedPlanner, CheckedReader
-from fsdpbench.engine.checkpoint.recover import resolve_checkpoint
-from fsdpbench.engine.checkpoint.state import MODEL, OPTIMIZER, RNG, DCPState, shapes_of
+from fsdpbench.engine.checkpoint.recover import agree_on_checkpoint
+from fsdpbench.engine.checkpoint.state import (
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    DCPState,
+    read_random_states,
+    shapes_of,
+)
 from fsdpbench.engine.checkpoint.transaction import FolderTransaction
 from fsdpbench.engine.checkpoint.verify import check_dcp, check_entries, list_shapes
 from fsdpbench.engine.parallel.agreement import Agreement
@@ -61,12 +68,20 @@ def build_manifest(parts: EngineParts, meta: SaveLoadMeta, version: int) -> Mani
     return Manifest(meta.weight_format, version, meta.with_optim, parts.meshes.world_size)
 
 
+def collect_state(
+    parts: EngineParts, version: int, *, with_model: bool = True, with_optim: bool = True
+) -> dict[str, Any]:
+    """Collect what a save writes, as live tensors. Collective over: the world."""
+    with Agreement("save", parts.meshes.cpu_group):
+        state = build_state(parts, version=version, with_model=with_model, with_optim=with_optim)
+        return {ROOT: state.state_dict()}
+
+
 def save_dcp(parts: EngineParts, meta: SaveLoadMeta, version: int) -> None:
     """Write weights, and with `with_optim` the whole training state. Collective over: the world."""
-    state = build_state(parts, version=version, with_optim=meta.with_optim)
-    write_checkpoint(
-        {ROOT: state}, meta.path, build_manifest(parts, meta, version), parts.meshes.cpu_group
-    )
+    content = collect_state(parts, version, with_optim=meta.with_optim)
+    manifest = build_manifest(parts, meta, version)
+    write_checkpoint(content, meta.path, manifest, parts.meshes.cpu_group)
 
 
 def write_checkpoint(
@@ -131,29 +146,30 @@ def as_checkpoint_error(folder: Path, verb: str) -> Iterator[None]:
 def load_dcp(parts: EngineParts, meta: SaveLoadMeta) -> int:
     """Read a checkpoint of any mesh into the live tensors; return its version.
 
+    Collective over: the world.
+    """
+    folder = agree_on_checkpoint(meta.path, meta.weight_format, parts.meshes.cpu_group)
+    return load_state(parts, folder, with_optim=meta.with_optim)
+
+
+def load_state(
+    parts: EngineParts, folder: Path, *, with_model: bool = True, with_optim: bool = True
+) -> int:
+    """Read a sharded checkpoint, or a training state saved without weights; return its version.
+
     Checked first on every rank; if one refuses, nothing is overwritten anywhere. Random states are
     restored if as many ranks saved them. Collective over: the world.
     """
     group = parts.meshes.cpu_group
     with Agreement("load", group):
-        folder = resolve_checkpoint(meta.path, meta.weight_format)
         metadata = check_dcp(folder)
-        state = build_state(parts, with_optim=meta.with_optim)
+        state = build_state(parts, with_model=with_model, with_optim=with_optim)
         check_state(folder, metadata, state)
-        state.with_rng &= check_random_states(folder, metadata, parts.meshes.world_size)
-    read_shards({ROOT: state}, folder, metadata, group)
-    return state.version
-
-
-def load_optimizer(parts: EngineParts, folder: Path) -> int:
-    """Read a training state that was saved without weights. Collective over: the world."""
-    group = parts.meshes.cpu_group
+        state.with_rng &= check_random_states(folder, metadata, state, parts.meshes.world_size)
+        content = {ROOT: state.state_dict()}
+    read_shards(content, folder, metadata, group)
     with Agreement("load", group):
-        metadata = check_dcp(folder)
-        state = build_state(parts, with_model=False)
-        check_state(folder, metadata, state)
-        state.with_rng &= check_random_states(folder, metadata, parts.meshes.world_size)
-    read_shards({ROOT: state}, folder, metadata, group)
+        state.load_state_dict(content[ROOT])
     return state.version
 
 
@@ -188,7 +204,8 @@ def check_state(folder: Path, metadata: Metadata, state: DCPState) -> None:
         for name, states in state.optimizer_tensors().items()
         for kind, tensor in states.items()
     }
-    if expected and not list_shapes(metadata, prefix):
+    untrained = not list_shapes(metadata, f"{ROOT}.{RNG}.")  # saved with all training states
+    if untrained or (expected and not list_shapes(metadata, prefix)):
         raise CheckpointError(
             f"{folder}: with_optim=True, but the checkpoint holds no optimizer states. "
             "Load it with with_optim=False, or save with with_optim=True."
@@ -196,16 +213,18 @@ def check_state(folder: Path, metadata: Metadata, state: DCPState) -> None:
     check_entries(folder, metadata, "optimizer states", prefix, expected)
 
 
-def check_random_states(folder: Path, metadata: Metadata, world_size: int) -> bool:
+def check_random_states(folder: Path, metadata: Metadata, state: DCPState, world_size: int) -> bool:
     """Tell whether the checkpoint has a random state for each of the ranks; say so if not."""
-    prefix = f"{ROOT}.{RNG}.rank"
-    ranks = {name.partition(".")[0] for name in list_shapes(metadata, prefix)}
-    if len(ranks) == world_size:
+    found = list_shapes(metadata, f"{ROOT}.{RNG}.")
+    ranks = {name.partition(".")[0] for name in found}
+    own = shapes_of(read_random_states(state.device))
+    fits = all(found.get(f"rank{state.rank}.{name}") == shape for name, shape in own.items())
+    if fits and len(ranks) == world_size:
         return True
     if ranks:
         warn_once(
             logger,
-            f"{folder} was saved by {len(ranks)} ranks and is loaded by {world_size}: "
-            "random states stay as they are",
+            f"{folder} was saved by {len(ranks)} ranks and is loaded by {world_size}, or on "
+            "another kind of device: random states stay as they are",
         )
     return False

@@ -30,4 +30,7 @@ def load_checkpoint(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     verified before the first weight changes.
     """
     load = {"dcp": load_dcp, "hf": load_hf, "adapter": load_adapter}[meta.weight_format]
-    return load(parts, meta)
+    version = load(parts, meta)
+    if parts.optimizer is not None and not meta.with_optim:
+        parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
+    return version

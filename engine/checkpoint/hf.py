@@ -16,16 +16,17 @@ import torch
 
 from fsdpbench.engine.checkpoint.companions import copy_companions
 from fsdpbench.engine.checkpoint.dcp import (
-    ROOT,
     build_manifest,
     build_state,
     check_state,
-    load_optimizer,
+    collect_state,
+    load_state,
     write_shards,
 )
 from fsdpbench.engine.checkpoint.folders import OPTIMIZER_FOLDER
 from fsdpbench.engine.checkpoint.manifest import read_manifest
-from fsdpbench.engine.checkpoint.recover import resolve_checkpoint
+from fsdpbench.engine.checkpoint.recover import agree_on_checkpoint
+from fsdpbench.engine.checkpoint.store import as_write_error
 from fsdpbench.engine.checkpoint.transaction import FolderTransaction
 from fsdpbench.engine.checkpoint.verify import check_dcp, check_hf
 from fsdpbench.engine.models.export import iterate_gathered_parameters
@@ -35,7 +36,6 @@ from fsdpbench.engine.models.shard_writer import (
     plan_weight_files,
     write_index,
 )
-from fsdpbench.engine.optim.anyprecision import AnyPrecisionAdamW
 from fsdpbench.engine.parallel.adapter_values import fill_adapters
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import load_folder
@@ -64,13 +64,13 @@ def save_hf(
     file_of = plan_weight_files(shapes, dtype, limit)
     with FolderTransaction(meta.path, group) as save:
         own_files = write_weights(parts, save.partial, file_of, shapes, dtype)
-        with Agreement("save", group):
+        with Agreement("save", group), as_write_error(save.partial):
             if parts.meshes.rank == 0:
                 write_index(save.partial, file_of, shapes, dtype)
                 copy_companions(parts.source, save.partial, dtype)
         if meta.with_optim:
-            state = build_state(parts, version=version, with_model=False)
-            write_shards({ROOT: state}, save.partial / OPTIMIZER_FOLDER, group)
+            state = collect_state(parts, version, with_model=False)
+            write_shards(state, save.partial / OPTIMIZER_FOLDER, group)
         save.publish(build_manifest(parts, meta, version), own_files)
 
 
@@ -99,24 +99,21 @@ def write_weights(
     owner_of = divide_files(file_of, parts.meshes.world_size)
     own = [file for file, owner in owner_of.items() if owner == parts.meshes.rank]
     writer = ShardWriter(folder, file_of, shapes, dtype, own)
-    failure: OSError | None = None
-    for name, whole in iterate_gathered_parameters(parts.model, parts.device, dtype):
-        if failure is not None or not writer.takes(name):
-            continue
-        try:
-            writer.add(name, whole.cpu())
-        except OSError as error:
-            failure = error
-    with Agreement("save", parts.meshes.cpu_group):
-        try:
-            if failure is None:
-                writer.finish()
-        except OSError as error:
-            failure = error
-        finally:
-            writer.abandon()
-        if failure is not None:
-            raise CheckpointError(f"{folder} cannot be written: {failure}") from failure
+    failure: Exception | None = None
+    try:
+        for name, whole in iterate_gathered_parameters(parts.model, parts.device, dtype):
+            if failure is not None or not writer.takes(name):
+                continue
+            try:
+                writer.add(name, whole.cpu())
+            except Exception as error:  # of the disk or for want of memory; all hear of it below
+                failure = error
+        with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):
+            if failure is not None:
+                raise failure
+            writer.finish()
+    finally:
+        writer.abandon()
     return writer.file_bytes
 
 
@@ -127,8 +124,8 @@ def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     """
     check_no_merged_optimizer(parts, meta)
     group = parts.meshes.cpu_group
+    folder = agree_on_checkpoint(meta.path, meta.weight_format, group)
     with Agreement("load", group):
-        folder = resolve_checkpoint(meta.path, meta.weight_format)
         check_hf(folder)
         manifest = read_manifest(folder)
         if meta.with_optim:
@@ -139,9 +136,7 @@ def load_hf(parts: EngineParts, meta: SaveLoadMeta) -> int | None:
     # a folder holds merged weights: adapters begin anew, or they would count twice
     fill_adapters(parts.model, parts.config, parts.device)
     if meta.with_optim:
-        return load_optimizer(parts, folder / OPTIMIZER_FOLDER)
-    if isinstance(parts.optimizer, AnyPrecisionAdamW):
-        parts.optimizer.forget_rounding()  # it belongs to the weights that were replaced
+        return load_state(parts, folder / OPTIMIZER_FOLDER, with_model=False)
     return None if manifest is None else manifest.version
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fsdpbench.errors import CheckpointError
 
 MANIFEST_FILE = "fsdpbench.json"
 SCHEMA_VERSION = 1
+UNREADABLE = (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,33 @@ def read_manifest(folder: Path) -> Manifest | None:
     """Return the folder's manifest; None if it has none. CheckpointError if it makes no sense."""
     file = folder / MANIFEST_FILE
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        manifest = Manifest(**content)
-        sizes = {str(PurePosixPath(name)): int(size) for name, size in manifest.files.items()}
-        version = int(manifest.version)
+        manifest = parse_manifest(json.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError, AttributeError, OSError) as error:
+    except UNREADABLE as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    for name in sizes:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise CheckpointError(f"{file} cannot be read: it names a file elsewhere: {name}")
     if manifest.schema_version != SCHEMA_VERSION:
         raise CheckpointError(
             f"{file}: schema_version={manifest.schema_version}; this program knows "
             f"{SCHEMA_VERSION}. Read it with the program that wrote it."
         )
+    return manifest
+
+
+def parse_manifest(content: dict[str, Any]) -> Manifest:
+    """Build a manifest; ValueError or its kin if a field is wrong or a name leads elsewhere."""
+    said = Manifest(**content)
+    for name in said.files:
+        parts = PurePosixPath(name).parts
+        if not parts or parts[0] == "/" or ".." in parts or "\0" in name or name == MANIFEST_FILE:
+            raise ValueError(f"it names a file elsewhere: {name!r}")
     return Manifest(
-        weight_format=str(manifest.weight_format),
-        version=version,
-        with_optim=bool(manifest.with_optim),
-        world_size=int(manifest.world_size),
-        files=sizes,
+        weight_format=str(said.weight_format),
+        version=int(said.version),
+        with_optim=bool(said.with_optim),
+        world_size=int(said.world_size),
+        files={str(PurePosixPath(name)): int(size) for name, size in said.files.items()},
+        schema_version=int(said.schema_version),
     )
 
 

@@ -8,7 +8,9 @@ are read with torch's own restricted loader.
 from __future__ import annotations
 
 import io
+import math
 import pickle
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
@@ -41,18 +43,6 @@ KNOWN = {
     ("pathlib._local", "PosixPath"),  # as Python 3.13 calls it
     ("collections", "OrderedDict"),
 }
-BROKEN = (  # what pickle raises on bytes that are no pickle, or half of one
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    ImportError,
-    MemoryError,
-    OSError,
-)
 
 
 class MetadataUnpickler(pickle.Unpickler):
@@ -83,14 +73,46 @@ def read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     try:
         metadata = MetadataUnpickler(io.BytesIO(content)).load()
-    except BROKEN as error:
+        check_table(metadata)
+    except Exception as error:  # bytes that are no pickle may raise anything
         raise CheckpointError(
             f"{file} cannot be read: {error or type(error).__name__}. It is damaged or no table of "
             "a sharded checkpoint; take an older checkpoint."
         ) from error
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise CheckpointError(f"{file} cannot be read: it holds no table of a sharded checkpoint.")
     return metadata
+
+
+def check_table(metadata: Any) -> None:
+    """Raise ValueError or its kin unless the fields are such as torch writes.
+
+    The pieces of a tensor must have as many elements as the tensor: torch would leave what lies
+    between them as it was, and say nothing.
+    """
+    if not isinstance(metadata, Metadata):
+        raise TypeError("it holds no table")
+    for index, place in metadata.storage_data.items():
+        check_numbers(index.fqn, [place.offset, place.length])
+        if not isinstance(place.relative_path, str):
+            raise TypeError(f"{index.fqn} lies in {place.relative_path!r}")
+    for name, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            continue
+        check_numbers(name, entry.size)
+        stored = 0
+        for chunk in entry.chunks:
+            check_numbers(name, [*chunk.offsets, *chunk.sizes])
+            bounds = zip(chunk.offsets, chunk.sizes, entry.size, strict=True)
+            if any(offset + size > whole for offset, size, whole in bounds):
+                raise ValueError(f"a piece of {name} lies outside of it")
+            stored += math.prod(chunk.sizes)
+        if stored != math.prod(entry.size):
+            raise ValueError(f"the pieces of {name} are not the whole of it")
+
+
+def check_numbers(name: str, numbers: Iterable[Any]) -> None:
+    """Raise ValueError unless these are counts."""
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"{name} has sizes or places that are no counts")
 
 
 class CheckedReader(FileSystemReader):

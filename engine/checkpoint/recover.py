@@ -4,34 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch.distributed as dist
+
 from fsdpbench.engine.checkpoint.folders import KIND_OF_FORMAT, FolderKind, classify_folder
 from fsdpbench.engine.checkpoint.manifest import read_manifest
-from fsdpbench.engine.checkpoint.store import (
-    remove_leftovers,
-    restore_retired,
-    sibling_of,
-    sync_file,
-)
+from fsdpbench.engine.checkpoint.store import resolve_path, restore_retired, write_whole
 from fsdpbench.engine.checkpoint.verify import check_folder
+from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.errors import CheckpointError
 from fsdpbench.log import get_logger, warn_once
 
 LATEST_FILE = "latest"
+MAX_POINTER_BYTES = 1024  # a name and the end of a line
 logger = get_logger(__name__)
 
 
 def point_latest(checkpoint: Path) -> None:
-    """Name a checkpoint in the pointer file beside it; readers see the old name or the new one."""
+    """Name a checkpoint in the pointer file beside it; readers see the old name or the new one.
+
+    Something else of that name is left alone. CheckpointError if the file cannot be written.
+    """
     pointer = checkpoint.with_name(LATEST_FILE)
-    if pointer.is_dir() or checkpoint.name == LATEST_FILE:
-        warn_once(logger, f"{pointer} is a folder: no pointer to the latest checkpoint is written")
-        return
-    remove_leftovers(pointer)
-    partial = sibling_of(pointer, "partial")
-    partial.write_text(f"{checkpoint.name}\n", encoding="utf-8")
-    sync_file(partial)
-    partial.replace(pointer)
-    sync_file(pointer.parent)
+    try:
+        foreign = pointer.is_symlink() or pointer.stat().st_size > MAX_POINTER_BYTES
+        if foreign or pointer.is_dir() or checkpoint.name == LATEST_FILE:
+            warn_once(logger, f"{pointer} is no pointer to a checkpoint and stays as it is")
+            return
+    except FileNotFoundError:
+        pass
+    try:
+        write_whole(pointer, f"{checkpoint.name}\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"{checkpoint} is saved, but {pointer} cannot be written: {error}. "
+            "Load with the path of the checkpoint itself."
+        ) from error
 
 
 def find_latest(folder: str | Path, weight_format: str | None = None) -> Path | None:
@@ -88,8 +95,21 @@ def is_complete(checkpoint: Path, weight_format: str | None = None) -> bool:
 
 def resolve_checkpoint(path: str | Path, weight_format: str) -> Path:
     """Return the checkpoint that a path means: itself, or the latest one in a folder of them."""
-    folder = Path(path).expanduser().resolve()
+    folder = resolve_path(path)
     restore_retired(folder)
     if classify_folder(folder) is FolderKind.OTHER and folder.is_dir():
         return find_latest(folder, weight_format) or folder
     return folder
+
+
+def agree_on_checkpoint(path: str, weight_format: str, group: dist.ProcessGroup) -> Path:
+    """Return the checkpoint that a path means to rank 0: what is latest may change meanwhile.
+
+    Collective over: the group.
+    """
+    said = [path]
+    with Agreement("load", group):
+        if dist.get_rank(group) == 0:
+            said = [str(resolve_checkpoint(path, weight_format))]
+    dist.broadcast_object_list(said, group=group, group_src=0)
+    return Path(said[0])

@@ -101,10 +101,7 @@ class DCPState(Stateful):
         """
         optimizer = self.optimizer
         assert optimizer is not None  # the callers ask first
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                if param not in optimizer.state and optimizer.state_dtypes(param):
-                    optimizer.state[param] = optimizer.initial_state(param)
+        optimizer.make_states()
         if not optimizer.state:
             return {}
         states = get_optimizer_state_dict(self.model, optimizer, options=StateDictOptions())

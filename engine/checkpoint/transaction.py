@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from fsdpbench.engine.checkpoint.manifest import Manifest, list_files
 from fsdpbench.engine.checkpoint.recover import point_latest
-from fsdpbench.engine.checkpoint.store import abandon, open_partial, publish
+from fsdpbench.engine.checkpoint.store import close_partial, open_partial, publish, resolve_path
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.errors import CheckpointError, list_names
 
@@ -23,15 +23,15 @@ class FolderTransaction:
     """
 
     def __init__(self, path: str | Path, group: dist.ProcessGroup) -> None:
-        self.target = resolve_target(path)
+        self.target = self.partial = Path(path)  # as rank 0 sees them, within the block
         self.group = group
         self.leads = dist.get_rank(group) == 0
-        self.partial = self.target  # known when the block is entered
 
     def __enter__(self) -> Self:
         """Let rank 0 make the folder and tell the others. Collective over: the group."""
         with Agreement("save", self.group):
             if self.leads:
+                self.target = resolve_path(self.target)
                 self.partial = open_partial(self.target)
         said: list[Any] = [str(self.partial), str(self.target)]
         dist.broadcast_object_list(said, group=self.group, group_src=0)
@@ -63,13 +63,8 @@ class FolderTransaction:
     def __exit__(
         self,
         _kind: type[BaseException] | None,
-        error: BaseException | None,
+        _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        if error is not None and self.leads and self.partial != self.target:
-            abandon(self.partial)
-
-
-def resolve_target(path: str | Path) -> Path:
-    """Return the folder that a path means: absolute, links followed."""
-    return Path(path).expanduser().resolve()
+        if self.leads:
+            close_partial(self.partial, self.target)

@@ -130,7 +130,7 @@ class ShardWriter:
     def abandon(self) -> None:
         """Stop writing and close the files, whatever their state."""
         self._writer.shutdown(wait=True, cancel_futures=True)
-        self._syncer.shutdown(wait=True, cancel_futures=True)
+        self._syncer.shutdown(wait=True)  # what waits there closes files
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()

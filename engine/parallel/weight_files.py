@@ -170,7 +170,7 @@ def find_tensors(folder: Path) -> dict[str, Path]:
     try:
         names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: folder / file for name, file in names.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise CheckpointError(f"{index} cannot be read: {error!r}") from error
     outside = [str(names[name]) for name, file in files.items() if file.parent != folder]
     if outside:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.engine.checkpoint.transaction import resolve_target
 from tests.distributed.pool import run_on_ranks
 
 PAYLOAD = "tests.distributed.payloads.checkpoint_transaction:save_files"
@@ -31,9 +30,3 @@ def test_all_succeed_or_fail(tmp_path, failure, kinds, said):
     assert not list(tmp_path.glob(".*"))
     names = {"": ["0", "1", "fsdpbench.json"], "target": ["notes.txt"]}.get(failure)
     assert (sorted(p.name for p in target.iterdir()) if target.exists() else None) == names
-
-
-def test_links_are_followed(tmp_path):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert resolve_target(tmp_path / "link" / "saved") == tmp_path / "real" / "saved"
