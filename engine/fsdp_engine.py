@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -89,14 +89,13 @@ class FSDPEngine(RankedEngine):
     def destroy(self) -> None:
         """Free model, optimizer and the groups that this engine made; safe to call twice."""
         parts, self._parts = self._parts, None
-        try:
-            self._saves.close()
-        finally:
+        with ExitStack() as stack:
+            stack.callback(self.leave_groups)
+            stack.callback(gc.collect)  # FSDP2's hooks tie modules and states into cycles
             if parts is not None:
-                parts.close()
+                stack.callback(parts.close)
             del parts
-            gc.collect()  # FSDP2's hooks tie modules and states into cycles
-            self.leave_groups()
+            stack.callback(self._saves.close)
 
     # ---- memory -------------------------------------------------------------------------------
 
@@ -104,25 +103,36 @@ class FSDPEngine(RankedEngine):
         """Move weights, gradients and optimizer states to host memory; nothing if they are there.
 
         The device memory is given back to the driver. Until `onload`, whatever computes, saves or
-        loads raises FsdpbenchError. Local: each rank moves its own shards.
+        loads raises FsdpbenchError. If one rank lacks the memory, all stay as they were and raise.
+        Collective over: the world (CPU).
         """
         with self.tracer.span("offload", "io"):
             self.parts.memory.offload()
 
     def onload(self) -> None:
-        """Bring everything back to the device; nothing if it is there. Local."""
+        """Bring everything back to the device; nothing if it is there.
+
+        If one rank lacks the memory, all stay offloaded and raise.
+        Collective over: the world (CPU).
+        """
         with self.tracer.span("onload", "io"):
             self.parts.memory.onload()
 
     @contextmanager
     def offloaded(self) -> Iterator[None]:
-        """Keep the engine offloaded in the `with` body, then as it was before. Re-entrant."""
+        """Keep the engine offloaded in the `with` body, then as it was before. Re-entrant.
+
+        Collective over: the world (CPU), except after an error in the body.
+        """
         with self.parts.memory.offloaded():
             yield
 
     @contextmanager
     def onloaded(self) -> Iterator[None]:
-        """Keep the engine on the device in the `with` body, then as it was before. Re-entrant."""
+        """Keep the engine on the device in the `with` body, then as it was before. Re-entrant.
+
+        Collective over: the world (CPU), except after an error in the body.
+        """
         with self.parts.memory.onloaded():
             yield
 

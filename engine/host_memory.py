@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fsdpbench.engine.device import Device
+from fsdpbench.errors import FsdpbenchError
 from fsdpbench.log import get_logger, warn_once
 from fsdpbench.units import format_bytes
 
@@ -73,10 +74,12 @@ class HostRegions:
 
     def close(self) -> None:
         """Unlock all regions and allocate no more; the device must have done its copies."""
-        self.wait()
-        if self._threads is not None:
-            self._threads.shutdown()
-        self._finalizer()
+        try:
+            self.wait()
+        finally:
+            if self._threads is not None:
+                self._threads.shutdown()
+            self._finalizer()
 
 
 class _Ledger:
@@ -85,17 +88,16 @@ class _Ledger:
     def __init__(self) -> None:
         self.regions: list[torch.Tensor] = []
         self.closed = False
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()  # garbage collection may call `close` amid `lock`
 
     def lock(self, device: Device, region: torch.Tensor) -> int:
         device.make_current()  # a new thread is on device 0 and would make a context there
-        address, cudart = region.data_ptr(), _cudart()
-        error = int(cudart.cudaHostRegister(address, region.nbytes, PORTABLE))
+        error = int(_cudart().cudaHostRegister(region.data_ptr(), region.nbytes, PORTABLE))
         with self.mutex:
-            if error == 0 and self.closed:
-                cudart.cudaHostUnregister(address)
-            elif error == 0:
+            if error == 0:
                 self.regions.append(region)
+            if self.closed:
+                self.close()
         return error
 
     def close(self) -> None:
@@ -112,7 +114,13 @@ def _cudart() -> Any:
 def _map_pages(nbytes: int) -> mmap.mmap:
     """Map zero pages that nobody else shares: locking works on whole pages."""
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise FsdpbenchError(
+            f"host memory: {format_bytes(nbytes)} cannot be had ({error}). Use less of it: more "
+            "ranks or machines, or fewer options that keep weights or states in host memory."
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages; they only make locking faster
             pages.madvise(mmap.MADV_HUGEPAGE)

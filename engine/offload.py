@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from enum import Enum
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -22,7 +23,8 @@ from fsdpbench.engine.device import Device, DeviceMemory
 from fsdpbench.engine.host_memory import HostRegions
 from fsdpbench.engine.optim.shards import local_tensor
 from fsdpbench.engine.optim.transfers import align
-from fsdpbench.errors import FsdpbenchError
+from fsdpbench.engine.parallel.agreement import Agreement
+from fsdpbench.errors import FsdpbenchError, PeerError
 from fsdpbench.log import get_logger
 from fsdpbench.units import format_bytes, format_seconds
 
@@ -41,11 +43,18 @@ class EngineMemory:
     """Parameters, buffers, gradients and optimizer states of one engine, and where they are.
 
     The host memory is allocated and page-locked by the first offload, which takes seconds, and kept
-    for the next ones until `close`. All methods are local: each rank moves its own shards.
+    for the next ones until `close`. Each rank moves its own shards. The ranks of a `group`, which
+    serves CPU tensors, move together: if one has no room, all stay as they were and raise.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer | None, device: Device) -> None:
-        self.model, self.optimizer, self.device = model, optimizer, device
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        device: Device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.device, self.group = model, optimizer, device, group
         self.residence = Residence.DEVICE
         self._regions = HostRegions(device)
         self._slabs: list[torch.Tensor] = []
@@ -68,9 +77,19 @@ class EngineMemory:
         """Move everything to the host and give the device memory back; nothing if it is there.
 
         Gathered parameters are dropped. If the host has no room for it all, nothing has changed.
+        Collective over: the group.
         """
-        if self.is_offloaded:
-            return
+        self._move(Residence.HOST)
+
+    def onload(self) -> None:
+        """Bring everything back to the device; nothing if it is there.
+
+        If the device has no room for it all, the engine stays offloaded and whole.
+        Collective over: the group.
+        """
+        self._move(Residence.DEVICE)
+
+    def _to_host(self) -> None:
         started, before = time.perf_counter(), self.device.memory_stats()
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
@@ -87,15 +106,10 @@ class EngineMemory:
         self._parked, self.residence = parked, Residence.HOST
         self._log("offloaded", parked, started, before)
 
-    def onload(self) -> None:
-        """Bring everything back to the device; nothing if it is there.
-
-        If the device has no room for it all, the engine stays offloaded and whole.
-        """
-        if not self.is_offloaded:
-            return
+    def _to_device(self) -> None:
         started, before = time.perf_counter(), self.device.memory_stats()
         with ExitStack() as undo:
+            undo.callback(self.device.empty_cache)
             for run, _ in self._parked:
                 run.untyped_storage().resize_(run.numel())
                 undo.callback(run.untyped_storage().resize_, 0)
@@ -129,14 +143,26 @@ class EngineMemory:
         self._move(residence)
         try:
             yield
-        finally:
-            self._move(before)
+        except BaseException:  # peers may know nothing of it: do not wait for them
+            self._move(before, together=False)
+            raise
+        self._move(before)
 
-    def _move(self, residence: Residence) -> None:
+    def _move(self, residence: Residence, *, together: bool = True) -> None:
+        if residence is self.residence:
+            return
+        what, move, back = "onload", self._to_device, self._to_host
         if residence is Residence.HOST:
-            self.offload()
-        else:
-            self.onload()
+            what, move, back = "offload", self._to_host, self._to_device
+        if self.group is None or not together:
+            move()
+            return
+        try:
+            with Agreement(what, self.group):
+                move()
+        except PeerError:
+            back()
+            raise
 
     @torch.no_grad()
     def _find_device_memory(self) -> list[torch.Tensor]:

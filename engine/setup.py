@@ -65,9 +65,11 @@ class EngineParts:
 
     def close(self) -> None:
         """Unlock the host memory of optimizer and offload. The parts are of no use afterwards."""
-        self.memory.close()
-        if self.optimizer is not None:
-            self.optimizer.close()
+        try:
+            self.memory.close()
+        finally:
+            if self.optimizer is not None:
+                self.optimizer.close()
 
 
 def check_torch_version(version: str = torch.__version__) -> None:
@@ -149,7 +151,7 @@ def build_parts(
         scheduler=scheduler,
         tracer=tracer,
         units=units,
-        memory=EngineMemory(model, optimizer, device),
+        memory=EngineMemory(model, optimizer, device, meshes.cpu_group),
         source=source,
     )
 

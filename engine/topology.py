@@ -134,6 +134,16 @@ def _check_model(config: TrainEngineConfig, facts: ModelFacts) -> Iterator[Viola
                 f"is no layer of this {facts.model_type} model",
                 f"use {', '.join(known)}",
             )
+    policy_name = config.gradient_checkpointing_policy
+    inner = [name for name in names if name in known and name != facts.family.decoder_layer_cls]
+    if inner and config.gradient_checkpointing and policy_name != "full":
+        # torch counts the operators of a layer, and a unit within gathers in only one of the passes
+        yield Violation(
+            "gradient_checkpointing_policy",
+            repr(policy_name),
+            f"excludes units within a layer, found {', '.join(inner)} in fsdp.wrap_policy",
+            f"set it to full, or wrap {facts.family.decoder_layer_cls}",
+        )
     if config.use_lora:
         yield from check_targets(config.target_modules, facts)
     if facts.bidirectional:

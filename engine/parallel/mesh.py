@@ -149,12 +149,17 @@ def build_meshes(
     cp_group = groups.device_group("cp", grid.permute(0, 2, 1).reshape(dp * tp, cp))
     tag = uuid.uuid4().hex[:8]  # see Note [Axis names are unique]
     fsdp_axis, tp_axis = f"fsdp_{tag}", f"tp_{tag}"
-    parameters = DeviceMesh.from_group(
-        [fsdp_group, tp_group],
-        device_type,
-        mesh=grid.view(dp * cp, tp),
-        mesh_dim_names=(fsdp_axis, tp_axis),
-    )
+    if tp > 1:
+        parameters = DeviceMesh.from_group(
+            [fsdp_group, tp_group],
+            device_type,
+            mesh=grid.view(dp * cp, tp),
+            mesh_dim_names=(fsdp_axis, tp_axis),
+        )
+    else:  # torch's caches keep the parameters' mesh, which would keep the groups' threads alive
+        parameters = DeviceMesh.from_group(
+            fsdp_group, device_type, mesh=grid.flatten(), mesh_dim_names=(fsdp_axis,)
+        )
     return DeviceMeshes(
         strategy=strategy,
         device_type=device_type,
@@ -164,7 +169,7 @@ def build_meshes(
             mesh=grid,
             mesh_dim_names=("dp", "cp", "tp"),
         ),
-        fsdp=parameters[fsdp_axis],
+        fsdp=parameters[fsdp_axis] if tp > 1 else parameters,
         tp=parameters[tp_axis] if tp > 1 else None,
         dp_group=dp_group,
         cp_group=cp_group,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import mmap
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from fsdpbench.engine import host_memory
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.host_memory import HostRegions
+from fsdpbench.errors import FsdpbenchError
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (4096,), (), (0, 4), (1000, 1000)])
@@ -38,6 +42,67 @@ def test_regions_outlive_their_owner():
     orphan = HostRegions(Device("cpu")).allocate((7,), torch.float32)
     gc.collect()
     assert orphan.add_(1).sum() == 7.0
+
+
+def test_memory_that_the_host_lacks_is_an_error_with_a_remedy():
+    with pytest.raises(FsdpbenchError, match=r"host memory: [\d.]+ GiB cannot be had .* Use less"):
+        HostRegions(Device("cpu")).allocate((1 << 62,), torch.uint8)
+
+
+class Driver:
+    """Registers pages on paper; one call fails, and another waits until it is told."""
+
+    def __init__(self, answers):
+        self.answers, self.registered, self.gate = iter(answers), set(), threading.Event()
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        answer = next(self.answers)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer == "wait":
+            assert self.gate.wait(10)
+        self.registered.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address):
+        self.registered.remove(address)
+
+
+@pytest.fixture
+def ledger_on(monkeypatch):
+    def prepare(*answers):
+        driver = Driver(answers)
+        monkeypatch.setattr(host_memory, "_cudart", lambda: driver)
+        regions = HostRegions(Device("cpu"))
+        # as on a GPU, of which only the index is not there
+        threads = regions._threads = ThreadPoolExecutor(1)
+        for _ in answers:
+            region = torch.zeros(16, dtype=torch.uint8)
+            regions._pending.append(
+                (16, threads.submit(regions._ledger.lock, regions.device, region))
+            )
+        return driver, regions
+
+    return prepare
+
+
+def test_a_thread_that_fails_leaves_nothing_locked(ledger_on):
+    driver, regions = ledger_on(0, RuntimeError("no context"), 0)
+    with pytest.raises(RuntimeError, match="no context"):
+        regions.close()
+    assert driver.registered == set()
+    assert not any(thread.is_alive() for thread in regions._threads._threads)
+    regions.close()
+
+
+def test_what_is_locked_after_the_owner_went_is_unlocked(ledger_on):
+    driver, regions = ledger_on(0, "wait", 0)
+    threads = regions._threads
+    del regions
+    gc.collect()
+    driver.gate.set()
+    threads.shutdown()
+    assert driver.registered == set()
 
 
 @pytest.mark.gpu

@@ -125,6 +125,18 @@ def test_sharded_training_goes_on_bit_for_bit():
         assert results == dict.fromkeys(KINDS, (True, True, True))
 
 
+def test_ranks_move_together_or_not_at_all():
+    failing, peer = run_on_ranks(f"{PAYLOADS}:move_without_room", 2, timeout_seconds=60)
+    assert failing["offload"] == "OSError: no room"
+    assert peer["offload"] == "PeerError: offload failed on rank 0: OSError: no room"
+    assert failing["onload"] == "OSError: no room"
+    assert peer["onload"] == "PeerError: onload failed on rank 0: OSError: no room"
+    for found in (failing, peer):
+        assert found["states"] == [False, True, False, False]
+        assert found["whole"]
+    assert failing["body"] == "KeyError: 'alone'"  # although its peer stays in the body
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("offload_params", [False, True])
 def test_sharded_training_goes_on_on_a_gpu(offload_params):

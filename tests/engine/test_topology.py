@@ -155,6 +155,28 @@ def test_wrapped_classes_exist_in_the_model(names, wrong):
     assert all("Qwen3DecoderLayer" in violation.remedy for violation in found)
 
 
+@pytest.mark.parametrize(
+    ("names", "policy", "wrong"),
+    [
+        (["Qwen3DecoderLayer"], "keep_both", []),
+        (["Qwen3MLP"], "full", []),
+        (["Qwen3DecoderLayer", "Qwen3MLP"], "keep_matmul", ["'keep_matmul'"]),
+        (["Qwen3Attention"], "keep_attention", ["'keep_attention'"]),
+    ],
+)
+def test_units_within_a_layer_exclude_kept_outputs(names, policy, wrong):
+    config = config_of(
+        gradient_checkpointing=True,
+        gradient_checkpointing_policy=policy,
+        fsdp={"wrap_policy": {"transformer_layer_cls_to_wrap": names}},
+    )
+    found = find_all_violations(config, 1)
+    assert [violation.found for violation in found] == wrong
+    assert all("wrap Qwen3DecoderLayer" in violation.remedy for violation in found)
+    config = config.with_changes({"gradient_checkpointing": False})
+    assert find_all_violations(config, 1) == []
+
+
 def test_models_that_no_kernel_here_serves():
     gemma = {**PRESETS["tiny-llama"], "model_type": "gemma3_text"}
     facts = build_model_facts({**gemma, "use_bidirectional_attention": True})

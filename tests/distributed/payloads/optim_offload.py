@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.distributed as dist
 
 from fsdpbench.engine.config.optimizer import OptimizerConfig
 from fsdpbench.engine.device import Device
@@ -10,6 +14,7 @@ from fsdpbench.engine.offload import EngineMemory
 from fsdpbench.engine.optim.build import build_optimizer
 from fsdpbench.engine.optim.clip import gradient_norm, plan_clipping
 from fsdpbench.engine.optim.stream_plan import find_blocks
+from fsdpbench.errors import PeerError
 from tests.distributed.payloads.optim_sharded import (
     MAX_NORM,
     backward,
@@ -21,6 +26,58 @@ from tests.distributed.payloads.optim_sharded import (
 )
 
 KINDS = ("adam", "adam_bf16", "sgd", "streamed")
+
+
+class Cramped(EngineMemory):
+    """Memory whose rank 0 may lack the room to move."""
+
+    cramped = False
+
+    def _find_room(self) -> None:
+        if self.cramped and dist.get_rank() == 0:
+            raise OSError("no room")
+
+    def _to_host(self) -> None:
+        self._find_room()
+        super()._to_host()
+
+    def _to_device(self) -> None:
+        self._find_room()
+        super()._to_device()
+
+
+def move_without_room(rank: int, world_size: int) -> dict[str, Any]:
+    """Offload and onload where rank 0 fails, then with room, then leave a body by an error."""
+    net = torch.nn.Linear(4, 4)
+    before = net.weight.detach().clone()
+    memory = Cramped(net, None, Device("cpu"), dist.group.WORLD)
+    said, states = {}, []
+
+    def attempt(name: str, move: Callable[[], None]) -> None:
+        try:
+            move()
+        except (OSError, PeerError, KeyError) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+        states.append(memory.is_offloaded)
+
+    def leave_body_by_an_error() -> None:
+        with memory.offloaded():
+            if rank == 1:
+                dist.barrier()
+            raise KeyError("alone")
+
+    memory.cramped = True
+    attempt("offload", memory.offload)
+    memory.cramped = False
+    memory.offload()
+    memory.cramped = True
+    attempt("onload", memory.onload)
+    memory.cramped = False
+    attempt("onload with room", memory.onload)
+    attempt("body", leave_body_by_an_error)
+    if rank == 0:
+        dist.barrier()
+    return {**said, "states": states, "whole": torch.equal(net.weight, before)}
 
 
 def train_around_offloads(

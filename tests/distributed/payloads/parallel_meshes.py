@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy
 from fsdpbench.engine.parallel.mesh import build_meshes
@@ -62,6 +65,20 @@ def build_and_destroy(rank: int, world_size: int) -> tuple[int, int, int, float]
     total = torch.tensor([rank + 1.0])
     dist.all_reduce(total)
     return before, during, after, float(total)
+
+
+def count_threads_of_builds(rank: int, world_size: int) -> tuple[int, int]:
+    """Threads of this process after one build with a sharded parameter, and after two more."""
+    counts = []
+    for _ in range(3):
+        meshes = build_meshes(strategy_of(2, 1, 1), "cpu")
+        weight = distribute_tensor(torch.ones(4), meshes.fsdp, [Shard(0)])
+        weight.detach().add_(1.0)  # torch caches how: by the mesh
+        meshes.destroy()
+        del meshes, weight
+        gc.collect()
+        counts.append(len(list(Path("/proc/self/task").iterdir())))
+    return counts[0], counts[-1]
 
 
 def compare_two_builds(rank: int, world_size: int) -> tuple[bool, bool]:

@@ -61,6 +61,11 @@ def test_destroy_releases_own_groups_alone_and_twice_is_harmless():
         assert total == 3.0  # the default group still works
 
 
+def test_parameters_do_not_keep_the_groups_of_a_destroyed_engine():
+    for before, after in run_on_ranks(f"{MESHES}:count_threads_of_builds", 2):
+        assert after == before
+
+
 def test_equal_meshes_of_two_engines_are_told_apart():
     for equal, hashes_equal in run_on_ranks(f"{MESHES}:compare_two_builds", 2):
         assert not equal
