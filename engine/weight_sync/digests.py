@@ -20,22 +20,34 @@ DEVICE_CHUNK_ROWS = 4096  # 128 MiB as int64
 MASK = (1 << 64) - 1
 
 
-def compute_digests(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
-    """Map names to digests of dtype, shape and bytes; waits for each device once.
+class DigestSums:
+    """Digests of tensors that come one at a time; nothing waits for a device before `collect`."""
 
-    Tensors may lie anywhere; not contiguous ones are copied one at a time.
-    """
-    names: list[str] = []
-    heads: list[str] = []
-    sums: list[torch.Tensor] = []  # [3] int64 each
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._heads: list[str] = []
+        self._sums: list[torch.Tensor] = []  # [3] int64 each
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Sum a tensor up where it lies; one that is not contiguous is copied first."""
+        self._names.append(name)
+        self._heads.append(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
+        self._sums.append(sum_words(tensor))
+
+    def collect(self) -> dict[str, str]:
+        """Map the names to digests of dtype, shape and bytes; waits for each device once."""
+        digests = {}
+        for name, head, values in zip(self._names, self._heads, _fetch(self._sums), strict=True):
+            digests[name] = f"{head}:{''.join(f'{value & MASK:016x}' for value in values)}"
+        return digests
+
+
+def compute_digests(named_tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    """Map names to digests of tensors that may lie anywhere; waits for each device once."""
+    sums = DigestSums()
     for name, tensor in named_tensors:
-        names.append(name)
-        heads.append(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}")
-        sums.append(sum_words(tensor))
-    digests = {}
-    for name, head, values in zip(names, heads, _fetch(sums), strict=True):
-        digests[name] = f"{head}:{''.join(f'{value & MASK:016x}' for value in values)}"
-    return digests
+        sums.add(name, tensor)
+    return sums.collect()
 
 
 def compute_digest(tensor: torch.Tensor) -> str:

@@ -9,8 +9,8 @@ of the system's choice and then tells it, so no port can be lost in between:
     both:     group.broadcast(tensor).wait()  ...  group.close()
 
 Store prefixes and backend are those of `init_process_group` as SGLang calls it for a group of this
-name, so that its servers can join, too; they do not greet (`GroupAddress.greets`). Every wait ends at the
-time-out; `abort` from another thread ends it at once.
+name, so that its servers can join, too; they do not greet (`GroupAddress.greets`). Every wait ends
+at the time-out; `abort` from another thread ends it at once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ BACKEND_PATIENCE = 10.0
 Check = Callable[[], None]
 
 
+class GroupTimeoutError(WeightSyncError):
+    """A wait in a group lasted too long."""
+
+
 class GroupState(enum.Enum):
     """What a group can do now."""
 
@@ -58,6 +62,9 @@ class PendingBroadcast:
     def __init__(self, group: WeightGroup, work: Any, tensor: torch.Tensor) -> None:
         self.group, self.work = group, work
         self.tensor = tensor  # the backend reads or writes it until `wait` returns
+        self.ended_at: float | None = None  # perf_counter; on the CPU alone
+        if group.address.backend == "gloo":
+            work.get_future().then(self._note_end)
 
     def wait(self, check: Check | None = None) -> None:
         """Block until the bytes have passed; then the current stream may use the tensor.
@@ -67,6 +74,9 @@ class PendingBroadcast:
         self.group.wait_until(self.work.is_completed, "the broadcast", POLL_SECONDS, check)
         with self.group.errors_named("the broadcast"):
             self.work.wait()
+
+    def _note_end(self, _future: Any) -> None:
+        self.ended_at = time.perf_counter()
 
 
 class WeightGroup:
@@ -210,7 +220,7 @@ class WeightGroup:
             if check is not None:
                 check()
             if time.monotonic() > deadline:
-                raise WeightSyncError(self._late(what))
+                raise GroupTimeoutError(self._late(what))
             time.sleep(poll_seconds)
 
     @contextlib.contextmanager
@@ -252,10 +262,13 @@ class WeightGroup:
         try:
             self.wait_until(all_came, "joining", GREETING_POLL_SECONDS, check)
             answer = "ok"
-        except WeightSyncError as error:
+        except GroupTimeoutError as error:
             ranks = list_names(str(rank) for rank in missing)
-            answer = f"{error} Missing ranks: {ranks}"
+            answer = f"{error} Missing ranks: {ranks}."
             raise WeightSyncError(answer) from error
+        except WeightSyncError as error:
+            answer = str(error)
+            raise
         finally:
             store.set("answer", answer)
 
@@ -307,7 +320,7 @@ class WeightGroup:
         try:
             work = outcome.result(self.address.timeout_seconds)
         except FutureTimeout as error:
-            raise WeightSyncError(self._late("connecting")) from error
+            raise GroupTimeoutError(self._late("connecting")) from error
         self.is_connected = True
         return work
 

@@ -1,0 +1,102 @@
+"""Calls to several rollout engines at once, with a time-out, and errors that name the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from fsdpbench.engine.protocols import InferenceEngine
+from fsdpbench.errors import WeightSyncError
+
+T = TypeVar("T")
+THREADS_PER_ENGINE = 8  # an engine is told to give up while it still works on a bucket
+COURTESY_SECONDS = 5.0  # for what may fail: an engine that hangs has had its time-out already
+REMEDY = (
+    "Check that the engine runs and the network between the machines, or switch "
+    "weight_update_mode to disk."
+)
+
+
+class Fanout:
+    """The rollout engines of one trainer, called in parallel from its rank 0.
+
+    Nothing waits longer than `timeout_seconds`. An engine's own error, of whatever kind, becomes a
+    WeightSyncError that names the engine and the phase.
+    """
+
+    def __init__(self, engines: Sequence[InferenceEngine], timeout_seconds: float) -> None:
+        self.engines, self.timeout_seconds = tuple(engines), timeout_seconds
+        # the engines' calls end by themselves, so that these threads do not outlive them for long
+        num_threads = max(1, THREADS_PER_ENGINE * len(self.engines))
+        self._threads = ThreadPoolExecutor(num_threads, "weight-sync")
+
+    def label(self, index: int) -> str:
+        """Return what messages call an engine."""
+        return f"receiver {index} ({self.engines[index].traits.dialect})"
+
+    def start(self, call: Callable[[InferenceEngine], T]) -> list[Future[T]]:
+        """Begin a blocking call of every engine; return the outcomes by engine."""
+        return [self._threads.submit(call, engine) for engine in self.engines]
+
+    def begin(self, call: Callable[[int, InferenceEngine], Future[T]]) -> list[Future[T]]:
+        """Begin a call that returns a Future of every engine; the outcomes hold what it raises."""
+
+        def run(index: int) -> T:
+            return call(index, self.engines[index]).result(self.timeout_seconds)
+
+        return [self._threads.submit(run, index) for index in range(len(self.engines))]
+
+    def call(self, phase: str, call: Callable[[InferenceEngine], T]) -> list[T]:
+        """Call a blocking method of every engine; return the results by engine."""
+        return self.collect(phase, self.start(call))
+
+    def collect(self, phase: str, futures: Sequence[Future[T]]) -> list[T]:
+        """Wait for one Future of each engine and return their results."""
+        deadline = time.monotonic() + self.timeout_seconds
+        return [
+            self._result(phase, index, future, max(0.0, deadline - time.monotonic()))
+            for index, future in enumerate(futures)
+        ]
+
+    def raise_failures(self, phase: str, futures: Sequence[Future[Any]]) -> None:
+        """Raise for the first Future that has failed already; waits for none."""
+        for index, future in enumerate(futures):
+            if future.done():
+                self._result(phase, index, future, 0.0)
+
+    def ask(self, call: Callable[[InferenceEngine], T]) -> list[T | None]:
+        """Call a method of every engine; None stands for those that fail or do not answer."""
+        futures = self.start(call)
+        deadline = time.monotonic() + min(self.timeout_seconds, COURTESY_SECONDS)
+        answers: list[T | None] = []
+        for future in futures:
+            try:
+                error = future.exception(max(0.0, deadline - time.monotonic()))
+            except FutureTimeout:
+                answers.append(None)
+            else:
+                answers.append(future.result() if error is None else None)
+        return answers
+
+    def close(self) -> None:
+        """Take no more calls; the threads end with those that run."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _result(self, phase: str, index: int, future: Future[T], seconds: float) -> T:
+        late = f"no answer within {self.timeout_seconds:g} s"
+        try:
+            error = future.exception(seconds)
+        except FutureTimeout as unanswered:
+            raise WeightSyncError(
+                f"{self.label(index)}: {phase} failed: {late}. {REMEDY}"
+            ) from unanswered
+        if error is not None:
+            said = late if isinstance(error, FutureTimeout) else (str(error) or repr(error))
+            remedy = "" if isinstance(error, WeightSyncError) else f" {REMEDY}"
+            raise WeightSyncError(
+                f"{self.label(index)}: {phase} failed: {said.rstrip('.')}.{remedy}"
+            ) from error
+        return future.result()
