@@ -26,7 +26,13 @@ from fsdpbench.engine.rollout.generation import (
 )
 from fsdpbench.engine.rollout.states import EngineState
 from fsdpbench.engine.weight_sync.records import ReceiverTraits
-from fsdpbench.errors import FsdpbenchError, WeightSyncError, WorkerError
+from fsdpbench.errors import (
+    ConfigError,
+    FsdpbenchError,
+    Violation,
+    WeightSyncError,
+    WorkerError,
+)
 
 if TYPE_CHECKING:
     from fsdpbench.engine.weight_sync.records import Bucket, GroupAddress
@@ -58,6 +64,7 @@ class LocalEngine:
 
     def __init__(self, settings: LocalSettings) -> None:
         """Start the process; calls wait until its model is there. See `launch_local_engines`."""
+        check_folder(settings)
         self.settings = settings
         self._may_generate = threading.Event()
         self._group_timeout_seconds = 0.0  # of the weight-update group
@@ -169,9 +176,9 @@ class LocalEngine:
         return self._call("disk", path=str(path), version=version, patience_seconds=limit / 2)
 
     def finish_weight_update(
-        self, version: int, *, with_digests: bool = True
+        self, version: int, with_digests: bool = False
     ) -> Future[Mapping[str, str]]:
-        """Put the new weights into force as `version`; return their digests by name."""
+        """Put the new weights into force as `version`; return digests by name if asked."""
         return self._call("finish", version=version, with_digests=with_digests)
 
     def abort_weight_update(self, reason: str) -> None:
@@ -226,6 +233,21 @@ def launch_local_engines(settings: Sequence[LocalSettings]) -> list[LocalEngine]
             engine.wait_until_ready()
         stack.pop_all()
     return engines
+
+
+def check_folder(settings: LocalSettings) -> None:
+    """Refuse a path that is no model before a process is started for it."""
+    if not (Path(settings.path).expanduser() / "config.json").is_file():
+        raise ConfigError(
+            [
+                Violation(
+                    "path",
+                    repr(settings.path),
+                    "a Hugging Face folder with config.json",
+                    "give the folder that the trainer's model came from",
+                )
+            ]
+        )
 
 
 def build_environment(settings: LocalSettings) -> dict[str, str]:

@@ -41,6 +41,7 @@ class LocalService:
         self._group: WeightGroup | None = None  # also while it is being joined
         self._model: LocalModel | None = None
         self._receiver: BucketReceiver | None = None
+        self._num_steps = 0  # of the generation that runs, or the last one
         self._loaded_from_disk = False  # the update under way came as a folder, whole
         self._at_once: dict[str, Callable[..., Any]] = {
             "describe": self._describe,
@@ -94,7 +95,11 @@ class LocalService:
         self._send({"id": message["id"], **answer})
 
     def _describe(self) -> dict[str, Any]:
-        return {"state": self._keeper.state.value, "version": self._keeper.version}
+        return {
+            "state": self._keeper.state.value,
+            "version": self._keeper.version,
+            "num_steps": self._num_steps,
+        }
 
     def _continue(self) -> None:
         self._keeper.resume()
@@ -123,6 +128,7 @@ class LocalService:
         version = self._keeper.version
         model, _ = self._parts()
         chosen = SamplingSettings.from_json(settings)
+        self._num_steps = 0
         parts = model.generate(sequences, chosen, self._must_stop)
         return [{**part, "version": version} for part in parts]
 
@@ -133,6 +139,7 @@ class LocalService:
         return [{**nothing, "version": self._keeper.version} for _ in sequences]
 
     def _must_stop(self) -> bool:
+        self._num_steps += 1  # asked before each step
         return self._interrupted.is_set()
 
     def _compute_logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -200,7 +207,7 @@ class LocalService:
         self._give_up(reason, touched)
 
     def _give_up(self, reason: str, touched: bool) -> None:
-        self._parts()[1].abandon(reason)
+        self._parts()[1].abandon()
         self._group = None
         self._keeper.give_up_update(reason, touched=touched)
 

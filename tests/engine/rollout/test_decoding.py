@@ -1,4 +1,4 @@
-"""Batched generation against one sequence at a time without a cache; draws, stops, interruptions."""
+"""Batched generation against single sequences without a cache; draws, stops, interruptions."""
 
 from __future__ import annotations
 

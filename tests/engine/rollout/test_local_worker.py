@@ -1,0 +1,58 @@
+"""The worker process outlives nobody: it goes when its parent dies, even unnoticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE = 60.0
+
+# The parent starts an engine that generates for long, and a fork that keeps the parent's end of
+# the socket pair open, so that no end of file tells of the parent's death.
+PARENT = """
+import os, sys, threading, time
+from fsdpbench.engine.rollout.generation import SamplingSettings
+from fsdpbench.engine.rollout.local import LocalEngine, LocalSettings
+engine = LocalEngine(LocalSettings(sys.argv[1], "float32", timeout_seconds=60, num_threads=1))
+engine.wait_until_ready()
+assert "torch" not in sys.modules
+settings = SamplingSettings(4000, stop_token_ids=())
+threading.Thread(target=engine.generate, args=([[5]], settings), daemon=True).start()
+fork = os.fork()
+if fork:
+    print(f'{{"engine": {engine.pid}, "fork": {fork}}}', flush=True)
+time.sleep(600)
+"""
+
+
+def wait_until_gone(process):
+    deadline = time.monotonic() + PATIENCE
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            os.sched_yield()
+
+
+def test_a_killed_parent_leaves_no_worker(first_folder):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(first_folder)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    with parent:
+        pids = json.loads(parent.stdout.readline())
+        try:
+            assert psutil.pid_exists(pids["engine"])
+            parent.kill()
+            parent.wait(PATIENCE)
+            wait_until_gone(pids["engine"])
+            assert psutil.pid_exists(pids["fork"])
+        finally:
+            os.kill(pids["fork"], signal.SIGKILL)
