@@ -67,10 +67,17 @@ class Receiver:
         self.num_buckets += 1
         if self.fault == f"die at bucket {self.num_buckets}":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == f"reset at bucket {self.num_buckets}":
+            self.pending = True
+            raise OSError("connection reset")
+        if self.fault == "another model":
+            self.receivers[stage].live = {"other": torch.zeros(1)}
         if self.fault == f"hang at bucket {self.num_buckets}":
             time.sleep(60)
-        self.pending = True
-        self.receivers[stage].receive(bucket)
+        try:
+            self.receivers[stage].receive(bucket)
+        finally:
+            self.pending = self.pending or self.receivers[stage].state is ReceiverState.PARTIAL
 
     def load(self, path: str, version: int) -> None:
         if self.fault == "cannot read":

@@ -112,7 +112,7 @@ def sharded(
 def tiny_source(num_tensors: int = 6) -> tuple[SourceModel, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
     tensors = {
-        f"model.layers.{index}.w": torch.randn(300, 200, generator=generator)
+        f"model.layers.{index}.w": torch.randn(500, 400, generator=generator)
         for index in range(num_tensors)
     }
     return describe_source(tensors.items(), "float32", num_layers=num_tensors), tensors
@@ -151,7 +151,6 @@ def failing(
             group=group,
             publish=publish if folder else None,
         )
-        # a bucket of one tensor, so that faults come in the middle
         outcome, seconds = bounded(updater)
         state = updater.state is UpdaterState.CONNECTED
         alive = [engine for engine in engines if engine.is_alive()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from fsdpbench.engine.weight_sync.buckets import (
@@ -31,7 +33,7 @@ def test_buckets_keep_the_order_and_the_limit():
     assert [name for bucket in buckets for name in names(bucket)] == [one.name for one in specs]
     assert [bucket.index for bucket in buckets] == list(range(len(buckets)))
     assert all(bucket.num_bytes <= 100 for bucket in buckets)
-    for bucket, later in zip(buckets, buckets[1:], strict=False):  # none could take one more
+    for bucket, later in pairwise(buckets):  # none could take one more
         assert bucket.num_bytes + 16 * -(-later.specs[0].num_bytes // 16) > 100
 
 

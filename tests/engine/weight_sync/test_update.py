@@ -1,0 +1,185 @@
+"""Updates that arrive on every receiver, and failures that end on both sides and are named."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
+from fsdpbench.engine.device import Device
+from fsdpbench.engine.weight_sync.source import SourceModel
+from fsdpbench.engine.weight_sync.update import UpdaterState, WeightUpdater
+from fsdpbench.errors import WeightSyncError
+from tests.distributed.pool import run_on_ranks
+from tests.engine.weight_sync.engines import TableEngine
+
+PAYLOAD = "tests.distributed.payloads.weight_sync_update"
+TIME_OUT_SECONDS = 2.0  # of the receivers in `failing`
+
+
+@pytest.mark.parametrize(
+    ("backend", "path", "meta", "traits", "fields"),
+    [
+        pytest.param(
+            "fsdp:d2t2",
+            "tiny-qwen3",
+            {},
+            {"pipeline_size": 2},
+            {},
+            id="d2t2, tied weights, two stages",
+        ),
+        pytest.param(
+            "fsdp:d2t2",
+            "tiny-llama",
+            {},
+            {},
+            {"use_lora": True, "lora_rank": 4},
+            id="d2t2, adapters merged",
+        ),
+        pytest.param(
+            "fsdp:d2",
+            "tiny-llama",
+            {},
+            {"takes_adapters": True},
+            {"use_lora": True, "lora_rank": 4, "adapters_only": True},
+            id="d2, adapters alone",
+        ),
+        pytest.param(
+            "fsdp:d2",
+            "tiny-llama",
+            {"wire_dtype": "float32"},
+            {"takes_packed": False},
+            {"fsdp": {"offload_params": True}},
+            id="d2, offloaded shards, one message a tensor",
+        ),
+    ],
+)
+def test_sharded_weights_arrive_on_two_receivers(backend, path, meta, traits, fields):
+    num_ranks = 4 if "t2" in backend else 2
+    result, *_ = run_on_ranks(
+        f"{PAYLOAD}:sharded",
+        num_ranks,
+        backend=backend,
+        path=path,
+        meta=meta,
+        traits=traits,
+        timeout_seconds=60,
+        **fields,
+    )
+    assert result["equal"] == [True, True]
+    assert result["states"] == [(2, False), (2, False)]
+    timings = result["timings"][1]
+    assert timings["num_bytes"] > 0
+    assert all(timings[f"{phase}_seconds"] > 0 for phase in ("gather", "pack", "transfer"))
+    assert timings["pause_seconds"] > timings["verify_seconds"] > 0
+    if "pipeline_size" in traits:
+        first, last = result["stages"]
+        assert "model.embed_tokens.weight" in first
+        assert "model.embed_tokens.weight" in last
+        assert len({*first, *last}) == len(first) + len(last) - 1
+
+
+def end_of(faults, meta=None, folder="", num_ranks=2):
+    results = run_on_ranks(
+        f"{PAYLOAD}:failing",
+        num_ranks,
+        faults=faults,
+        meta=meta or {},
+        folder=str(folder),
+        timeout_seconds=60,
+    )
+    limit = 3 * TIME_OUT_SECONDS + 20  # a busy machine answers late
+    assert all(result["seconds"] < limit for result in results)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("faults", "said", "states"),
+    [
+        (["", "absent"], "Missing ranks: 2", [(0, False), (0, False)]),
+        (["wrong world size"], r"receiver 0 \(local\): joining .* outside 1", [(0, False)]),
+        (
+            ["", "die at bucket 2"],
+            r"receiver 1 .* process has ended.*Incomplete.*: receiver 0 .*Not answering: receiver 1",
+            [(-1, True)],
+        ),
+        (["hang at bucket 1"], "no answer within 2 s|did not end within 2 s", []),
+        (["another model"], "no such weight here", [(0, False)]),
+    ],
+    ids=lambda value: "+".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_a_receiver_that_fails_ends_both_sides_and_is_named(faults, said, states):
+    trainer, peer = end_of(faults)
+    assert trainer["outcome"].startswith("WeightSyncError: ")
+    with pytest.raises(RuntimeError, match=said):
+        raise RuntimeError(trainer["outcome"])
+    assert "disk" in trainer["outcome"] or "same model" in trainer["outcome"]
+    assert peer["outcome"].startswith("PeerError: ")
+    assert trainer["states"] == states
+    assert not trainer["connected"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("corrupt", "other values, shape or dtype: model.layers.0.w."),
+        ("stale", "has version 0 in force instead of 1"),
+    ],
+)
+def test_wrong_weights_stop_the_run_even_where_disk_could_follow(fault, said, tmp_path):
+    trainer, peer = end_of([fault], {"on_failure": "disk"}, tmp_path)
+    assert trainer["outcome"].startswith("VerificationError: ")
+    assert said in trainer["outcome"]
+    assert peer["outcome"].startswith("PeerError: ")
+    assert trainer["states"][0][1], "the engine stays paused"
+
+
+def test_a_failed_update_goes_through_the_disk_if_so_configured(tmp_path):
+    trainer, peer = end_of(["", "reset at bucket 2"], {"on_failure": "disk"}, tmp_path)
+    assert trainer["outcome"] == peer["outcome"] == "disk"
+    assert trainer["mode"] == peer["mode"] == "disk"
+    assert trainer["states"] == [(1, False), (1, False)]
+
+
+def test_the_disk_channel_verifies_too_and_names_who_cannot_read(tmp_path):
+    trainer, _ = end_of([""], {"type": "disk"}, tmp_path / "good")
+    assert (trainer["outcome"], trainer["states"]) == ("disk", [(1, False)])
+    trainer, peer = end_of(["", "cannot read"], {"type": "disk"}, tmp_path / "bad")
+    assert "receiver 1 (local): loading" in trainer["outcome"]
+    assert "no such folder here" in trainer["outcome"]
+    assert peer["outcome"].startswith("PeerError: ")
+    assert trainer["states"][1] == (0, False), "old weights stay in force"
+
+
+def test_a_thousand_updates_leave_nothing_behind():
+    (result,) = run_on_ranks(f"{PAYLOAD}:many", 1, count=1000, timeout_seconds=60)
+    assert result["version"] == 1000
+    assert result["growth"]["handles"] <= 0
+    assert result["growth"]["threads"] <= 0
+    assert result["growth"]["bytes"] < 8 << 20
+    assert result["late_seconds"] < 3 * result["early_seconds"] + 0.01
+
+
+def test_an_updater_without_engines_or_after_its_end_says_so():
+    meta = WeightUpdateMeta(timeout_seconds=5)
+    updater = WeightUpdater([], meta, SourceModel((), 1), Device("cpu"))
+    with pytest.raises(WeightSyncError, match="no rollout engine was given"):
+        updater.connect()
+    updater.close()
+    assert updater.state is UpdaterState.CLOSED
+    with pytest.raises(WeightSyncError, match="was closed; connect anew"):
+        updater.update(1, list)
+
+
+def test_a_mistake_of_the_trainer_frees_the_engines():
+    engine = TableEngine(pause_generation=None, init_weights_update_group=KeyError("bug"))
+    updater = WeightUpdater(
+        [engine], WeightUpdateMeta(timeout_seconds=1), SourceModel((), 1), Device("cpu")
+    )
+    with pytest.raises(WeightSyncError, match="'bug'"):
+        updater.update(1, list)
+    assert engine.calls[-3:] == [
+        "destroy_weights_update_group",
+        "get_version",
+        "continue_generation",
+    ]
+    updater.close()
