@@ -7,9 +7,9 @@ engine's world unless it says otherwise; ranks of one data-parallel index must p
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -23,13 +23,17 @@ from fsdpbench.engine.checkpoint.formats import load_checkpoint
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.config.train import FinetuneSpec, TrainEngineConfig
 from fsdpbench.engine.models.facts import ModelFacts
-from fsdpbench.engine.protocols import LossFn, LossInputs, LossWeightFn
+from fsdpbench.engine.protocols import InferenceEngine, LossFn, LossInputs, LossWeightFn
 from fsdpbench.engine.ranked_engine import RankedEngine
-from fsdpbench.engine.setup import (
-    EngineParts,
-    build_parts,
-)
+from fsdpbench.engine.setup import EngineParts, build_parts
+from fsdpbench.engine.weight_sync.groups import LOOPBACK
+from fsdpbench.engine.weight_updates import build_updater, walk_weights
 from fsdpbench.errors import ConfigError, FsdpbenchError, Violation
+
+if TYPE_CHECKING:
+    from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
+    from fsdpbench.engine.weight_sync.timings import UpdateTimings
+    from fsdpbench.engine.weight_sync.update import WeightUpdater
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -47,6 +51,7 @@ class FSDPEngine(RankedEngine):
         self._parts: EngineParts | None = None
         self._version = 0
         self._saves = AsyncSaves()
+        self._updater: WeightUpdater | None = None
         self._last_stats: dict[str, float] = {}
 
     # ---- life ---------------------------------------------------------------------------------
@@ -312,6 +317,53 @@ class FSDPEngine(RankedEngine):
             version = load_checkpoint(self.parts, meta)
         if version is not None:
             self._version = version
+
+    # ---- weights for rollout ------------------------------------------------------------------
+
+    def connect_engine(
+        self,
+        engine: InferenceEngine | Sequence[InferenceEngine] | None,
+        meta: WeightUpdateMeta,
+        *,
+        host: str = LOOPBACK,
+    ) -> None:
+        """Connect to rollout engines, which rank 0 alone holds. Collective over: the world.
+
+        `host` is the address at which receivers on other machines reach rank 0. Raises
+        WeightSyncError (PeerError on other ranks) when an engine cannot take what `meta` sends.
+        """
+        self.disconnect_engine()
+        engines = () if engine is None else engine
+        held = tuple(engines) if isinstance(engines, Sequence) else (engines,)
+        updater = build_updater(self.parts, held, meta, host=host)
+        updater.connect()
+        self._updater = updater
+
+    def update_weights(
+        self, meta: WeightUpdateMeta | None = None, *, version: int | None = None
+    ) -> UpdateTimings:
+        """Bring the weights, as `version` (None: `get_version()`), into all connected engines.
+
+        When this returns they generate with it. A `meta` other than that of `connect_engine`
+        connects anew. The timings are the same on all ranks. Collective over: the world.
+        """
+        if self._updater is None:
+            raise FsdpbenchError("update_weights: call connect_engine(engine, meta) first")
+        if meta is not None and meta != self._updater.meta:
+            receivers, host = self._updater.receivers.engines, self._updater.host
+            self.connect_engine(receivers, meta, host=host)
+        parts, updater = self.parts, self._updater
+        parts.memory.check_onloaded("update_weights")
+        if version is not None:
+            self.set_version(version)
+        with self.tracer.span("update_weights", "comm"):
+            return updater.update(self._version, walk_weights(parts, updater.meta))
+
+    def disconnect_engine(self) -> None:
+        """Leave the rollout engines as they are; safe without any. Local."""
+        updater, self._updater = self._updater, None
+        if updater is not None:
+            updater.close()
 
     # ---- observation --------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ ENGINE_LAYERS = {
     "models": 2,
     "setup": 3,
     "step": 3,
+    "weight_updates": 3,
     "ranked_engine": 4,
     "fsdp_engine": 4,
     "offload": 2,

@@ -58,20 +58,31 @@ def save_hf(
     check_no_merged_optimizer(parts, meta)
     group = parts.meshes.cpu_group
     dtype = getattr(torch, parts.config.weights_dtype)
-    shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
-    total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
-    limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)
-    file_of = plan_weight_files(shapes, dtype, limit)
     with FolderTransaction(meta.path, group) as save:
-        own_files = write_weights(parts, save.partial, file_of, shapes, dtype)
-        with Agreement("save", group), as_write_error(save.partial):
-            if parts.meshes.rank == 0:
-                write_index(save.partial, file_of, shapes, dtype)
-                copy_companions(parts.source, save.partial, dtype)
+        own_files = write_model(parts, save.partial, dtype, max_file_bytes=max_file_bytes)
         if meta.with_optim:
             state = collect_state(parts, version, with_model=False)
             write_shards(state, save.partial / OPTIMIZER_FOLDER, group)
         save.publish(build_manifest(parts, meta, version), own_files)
+
+
+def write_model(
+    parts: EngineParts, folder: Path, dtype: torch.dtype, *, max_file_bytes: int | None = None
+) -> dict[str, int]:
+    """Fill an existing folder with weights in `dtype`, index, config.json and tokenizer.
+
+    Returns the sizes in bytes of the weight files that this rank wrote. Collective over: the world.
+    """
+    shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
+    total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
+    limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)
+    file_of = plan_weight_files(shapes, dtype, limit)
+    own_files = write_weights(parts, folder, file_of, shapes, dtype)
+    with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):
+        if parts.meshes.rank == 0:
+            write_index(folder, file_of, shapes, dtype)
+            copy_companions(parts.source, folder, dtype)
+    return own_files
 
 
 def choose_file_bytes(total_bytes: int, world_size: int) -> int:
