@@ -113,11 +113,14 @@ class ChildProcess:
             self._kill()
         return future
 
-    def close(self) -> None:
-        """End the child and whatever it started; open calls fail. Safe to call twice."""
+    def close(self, grace_seconds: float = END_SECONDS) -> None:
+        """End the child and whatever it started; open calls fail. Safe to call twice.
+
+        It is killed if it has not gone by itself after the grace.
+        """
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # the child goes, and the reader wakes
-        self._end(END_SECONDS)
+        self._end(grace_seconds)
         self._reader.join(END_SECONDS)
         self._connection.close()
         self._log.close()

@@ -122,7 +122,10 @@ class LocalEngine:
     def close(self) -> None:
         """End the process. Never raises; open calls fail."""
         self._may_generate.set()  # who waits for the end of a pause learns of the end instead
-        self._child.close()
+        if self._loading.done():
+            self._child.close()
+        else:  # it does not listen before its modules are imported
+            self._child.close(grace_seconds=0)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], settings: SamplingSettings
