@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch.distributed as dist
@@ -26,19 +27,21 @@ def point_latest(checkpoint: Path) -> None:
     """
     pointer = checkpoint.with_name(LATEST_FILE)
     try:
-        foreign = pointer.is_symlink() or pointer.stat().st_size > MAX_POINTER_BYTES
-        if foreign or pointer.is_dir() or checkpoint.name == LATEST_FILE:
+        if os.path.lexists(pointer) and not is_pointer(pointer):
             warn_once(logger, f"{pointer} is no pointer to a checkpoint and stays as it is")
             return
-    except FileNotFoundError:
-        pass
-    try:
         write_whole(pointer, f"{checkpoint.name}\n")
     except OSError as error:
         raise CheckpointError(
             f"{checkpoint} is saved, but {pointer} cannot be written: {error}. "
             "Load with the path of the checkpoint itself."
         ) from error
+
+
+def is_pointer(path: Path) -> bool:
+    """Tell whether something that exists may be one of our pointer files."""
+    plain = path.is_file() and not path.is_symlink()
+    return plain and path.stat().st_size <= MAX_POINTER_BYTES
 
 
 def find_latest(folder: str | Path, weight_format: str | None = None) -> Path | None:

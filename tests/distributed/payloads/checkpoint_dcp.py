@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 
 from fsdpbench.engine.checkpoint.background import AsyncSaves
 from fsdpbench.engine.checkpoint.formats import load_checkpoint, save_checkpoint
+from fsdpbench.engine.checkpoint.state import DCPState
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.device import Device
+from fsdpbench.engine.parallel.regions import local_shard
 from fsdpbench.errors import FsdpbenchError
 from tests.distributed.payloads.checkpoint_parts import build, fingerprint, step
 
@@ -89,7 +92,7 @@ def save_in_background(rank: int, world_size: int, folder: str) -> dict[str, Any
 def error_of(call: Any, *arguments: Any) -> tuple[str, str]:
     try:
         call(*arguments)
-    except FsdpbenchError as error:
+    except (FsdpbenchError, RuntimeError) as error:
         return type(error).__name__, str(error)
     return "", ""
 
@@ -128,6 +131,7 @@ def refuse(rank: int, world_size: int, folder: str) -> dict[str, Any]:
         "no optimizer": error_of(load_checkpoint, parts, dcp(f"{folder}/weights")),
         "other model": error_of(load_checkpoint, other, dcp(f"{folder}/weights", with_optim=False)),
         "other optimizer": error_of(load_checkpoint, parts, dcp(f"{folder}/sgd")),
+        "no optimizer, no states": error_of(load_checkpoint, sgd, dcp(f"{folder}/weights")),
         "other format": error_of(load_checkpoint, parts, dcp(f"{folder}/hf")),
         "no optimizer in hf": error_of(
             load_checkpoint, parts, SaveLoadMeta(path=f"{folder}/hf", with_optim=True)
@@ -136,6 +140,48 @@ def refuse(rank: int, world_size: int, folder: str) -> dict[str, Any]:
     assert load_checkpoint(sgd, dcp(f"{folder}/sgd")) == 1
     assert fingerprint(parts) == before
     return said
+
+
+def fail_to_collect(rank: int, world_size: int, folder: str) -> dict[str, Any]:
+    """Saves and loads during which rank 1 has no memory for the state."""
+    parts = build("fsdp:d2")
+    formats = ("dcp", "hf")
+    metas = {
+        f: SaveLoadMeta(path=f"{folder}/{f}", weight_format=f, with_optim=True) for f in formats
+    }
+    for meta in metas.values():
+        save_checkpoint(parts, meta, 1)
+    before = fingerprint(parts)
+    names = ("state_dict", "load_state_dict")
+    kept = {name: getattr(DCPState, name) for name in names}
+    said = {}
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no memory")
+
+    for weight_format, meta in metas.items():
+        for name, call in (
+            ("state_dict", partial(save_checkpoint, parts, meta, 2)),
+            ("state_dict", partial(load_checkpoint, parts, meta)),
+            ("load_state_dict", partial(load_checkpoint, parts, meta)),
+        ):
+            if rank == 1:
+                setattr(DCPState, name, refuse)
+            said[f"{weight_format} {call.func.__name__} {name}"] = error_of(call)
+            setattr(DCPState, name, kept[name])
+    return {"said": said, "same": fingerprint(parts) == before}
+
+
+def forget_rounding(rank: int, world_size: int, folder: str) -> bool:
+    """Load weights alone into an engine that remembers the rounding of others."""
+    adam = {"type": "adam_bf16", "lr": 1e-2}
+    parts = build("fsdp:d2", optimizer=adam, optimizer_dtype="bfloat16", dtype="bfloat16")
+    step(parts, 0)
+    save_checkpoint(parts, dcp(folder, with_optim=False), 1)
+    states = [state["compensation"] for state in parts.optimizer.state.values()]
+    remembered = any(bool(local_shard(state).any()) for state in states)
+    load_checkpoint(parts, dcp(folder, with_optim=False))
+    return remembered and not any(bool(local_shard(state).any()) for state in states)
 
 
 def save_and_load_on_gpus(

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from fsdpbench.engine.checkpoint.manifest import Manifest
+from fsdpbench.engine.checkpoint.recover import agree_on_checkpoint
 from fsdpbench.engine.checkpoint.transaction import FolderTransaction
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.errors import FsdpbenchError
+
+
+def resolve_differently(rank: int, world_size: int, folder: str) -> str:
+    """Ask for a folder in which each rank sees another checkpoint."""
+    return str(agree_on_checkpoint(f"{folder}/{rank}", "dcp", dist.group.WORLD))
 
 
 def save_files(rank: int, world_size: int, path: str, failure: str) -> tuple[str, str]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import warnings
 
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+
+from fsdpbench.engine.checkpoint.dcp import check_random_states
+from fsdpbench.engine.checkpoint.metadata import read_metadata
+from fsdpbench.engine.checkpoint.state import DCPState
 from tests.distributed.pool import run_on_ranks
 
 DCP = "tests.distributed.payloads.checkpoint_dcp"
@@ -68,3 +75,20 @@ def test_a_rank_that_cannot_write_fails_all_and_the_old_checkpoint_stays(tmp_pat
         assert result["version"] == 1
         assert result["same"]
         assert result["left"] == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "num_ranks", "fits"),
+    [
+        ({"rank0": {"host": torch.get_rng_state()}}, 1, True),
+        ({"rank0": {"host": torch.get_rng_state()}}, 2, False),
+        ({"rank1": {"host": torch.get_rng_state()}}, 1, False),
+        ({"rank0": {"device": torch.get_rng_state()}}, 1, False),  # this process has none
+        ({"rank0": {"host": torch.zeros(16, dtype=torch.uint8)}}, 1, False),  # of another torch
+    ],
+)
+def test_random_states_come_back_where_they_fit(tmp_path, saved, num_ranks, fits):
+    with warnings.catch_warnings(action="ignore"):  # torch warns of the missing process group
+        torch_checkpoint.save({"engine": {"rng": saved}}, checkpoint_id=tmp_path)
+    state = DCPState(torch.nn.Linear(1, 1))
+    assert check_random_states(tmp_path, read_metadata(tmp_path), state, num_ranks) is fits

@@ -39,11 +39,22 @@ def test_folders_of_others_have_none(tmp_path):
     assert not is_intact(tmp_path)
 
 
+def test_json_nested_too_deep_is_refused(folder):
+    (folder / MANIFEST_FILE).write_text("[" * 30_000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_manifest(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"files": {"../other": 1}}, "names a file elsewhere"),
         ({"files": {"/etc/hosts": 1}}, "names a file elsewhere"),
+        ({"files": {"": 1}}, "names a file elsewhere"),
+        ({"files": {"a\0b": 1}}, "names a file elsewhere"),
+        ({"files": {MANIFEST_FILE: 1}}, "names a file elsewhere"),
+        ({"files": {"a": float("inf")}}, "cannot be read"),
+        ({"world_size": "all"}, "cannot be read"),
         ({"files": 3}, "cannot be read"),
         ({"version": "new"}, "cannot be read"),
         ({"schema_version": 9}, "schema_version=9"),

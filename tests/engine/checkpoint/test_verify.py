@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -73,6 +74,47 @@ def test_a_table_with_unplaced_tensors_is_refused(dcp):
     with (dcp / ".metadata").open("wb") as file:
         pickle.dump(metadata, file)
     with pytest.raises(CheckpointError, match=r"says of no file that it holds m\.w3"):
+        check_dcp(dcp)
+
+
+def drop_a_piece(metadata):
+    del metadata.state_dict_metadata["m.w3"].chunks[0]
+
+
+def move_a_piece(metadata):
+    chunk = metadata.state_dict_metadata["m.w3"].chunks[0]
+    metadata.state_dict_metadata["m.w3"].chunks[0] = replace(chunk, offsets=torch.Size([2, 0]))
+
+
+def set_place(**fields):
+    def change(metadata):
+        index = next(index for index in metadata.storage_data if index.fqn == "m.w3")
+        metadata.storage_data[index] = replace(metadata.storage_data[index], **fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (drop_a_piece, "the pieces of m.w3 are not the whole of it"),
+        (move_a_piece, "a piece of m.w3 lies outside of it"),
+        (set_place(offset=-8), "m.w3 has sizes or places that are no counts"),
+        (set_place(length=1.5), "m.w3 has sizes or places that are no counts"),
+        (set_place(length=1 << 62), "truncated"),
+        (set_place(relative_path=7), "m.w3 lies in 7"),
+        (set_place(relative_path="../other"), "names a file elsewhere"),
+        (set_place(relative_path="/etc/hosts"), "names a file elsewhere"),
+        (set_place(relative_path=".."), "lacks"),
+        (lambda metadata: vars(metadata).clear(), "no attribute"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(dcp, change, said):
+    metadata = read_metadata(dcp)
+    change(metadata)
+    with (dcp / ".metadata").open("wb") as file:
+        pickle.dump(metadata, file)
+    with pytest.raises(CheckpointError, match=re.escape(said)):
         check_dcp(dcp)
 
 

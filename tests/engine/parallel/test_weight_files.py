@@ -104,7 +104,9 @@ def test_one_file_comes_before_an_index_as_in_transformers(folder):
     assert list(find_tensors(folder)) == ["whole"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", "[" * 30_000, '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
+)
 def test_a_broken_index_is_a_checkpoint_error(tmp_path, text):
     (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(CheckpointError, match="cannot be read"):
