@@ -30,11 +30,11 @@ def test_degrees_come_from_the_argument_then_the_backend_then_the_world():
 
 
 def test_all_violations_come_at_once():
-    config = TrainEngineConfig(path="tiny-llama", backend="fsdp:d3t5", use_lora=True)
+    config = TrainEngineConfig(path="tiny-llama", backend="fsdp:d3t5", is_critic=True)
     with pytest.raises(TopologyError) as caught:
         settle_strategy(config, None, 4)
     message = str(caught.value)
-    for part in ("15", "world_size = 4", "num_attention_heads=8", "use_lora"):
+    for part in ("15", "world_size = 4", "num_attention_heads=8", "is_critic"):
         assert part in message
 
 

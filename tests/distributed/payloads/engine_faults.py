@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from fsdpbench.engine.algorithms.sft import FSDPLMEngine
+from fsdpbench.engine.checkpoint import hf
 from fsdpbench.engine.config.checkpoint import SaveLoadMeta
 from fsdpbench.engine.config.parallel import ParallelStrategy
 from fsdpbench.engine.config.train import TrainEngineConfig
-from fsdpbench.engine.models import export
 from fsdpbench.engine.ops.sft_loss import sft_loss, sft_loss_weight
 from fsdpbench.engine.protocols import LossInputs, LossOutputs
 from fsdpbench.errors import FsdpbenchError
@@ -123,7 +123,7 @@ def fail_to_initialize(
 def fail_to_save(rank: int, world_size: int, config: dict[str, Any], folder: str) -> dict[str, Any]:
     """Let rank 0's disk be full in the middle of a save, then save again."""
 
-    class FullDisk(export.ShardWriter):
+    class FullDisk(hf.ShardWriter):
         def add(self, name: str, tensor: torch.Tensor) -> None:
             if "layers.0" in name:
                 raise OSError(28, os.strerror(28))
@@ -132,11 +132,11 @@ def fail_to_save(rank: int, world_size: int, config: dict[str, Any], folder: str
     with running(config) as engine:
         engine.save(SaveLoadMeta(path=folder))
         before = sorted(path.name for path in Path(folder).iterdir())
-        real, export.ShardWriter = export.ShardWriter, FullDisk
+        real, hf.ShardWriter = hf.ShardWriter, FullDisk
         try:
             said = answer(lambda: engine.save(SaveLoadMeta(path=folder)))
         finally:
-            export.ShardWriter = real
+            hf.ShardWriter = real
         after = sorted(path.name for path in Path(folder).iterdir())
         engine.save(SaveLoadMeta(path=folder))
         return {"said": said, "kept": before == after}
