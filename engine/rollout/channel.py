@@ -126,6 +126,9 @@ class ServerChannel:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._client.aclose()
+        await self._loop.shutdown_asyncgens()
+        await asyncio.sleep(0)  # closed sockets are let go in the loop's next round
+        await asyncio.sleep(0)
 
 
 def _describe_refusal(status: int, body: bytes) -> str:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from fsdpbench.engine.models.preset_files import prepare_preset
+from tests.engine.rollout.server_stub import StubServer, start_stub
 
 WEIGHTS = "model.safetensors"
 
@@ -45,3 +46,15 @@ def first_model(first_folder):
 @pytest.fixture(scope="session")
 def second_model(second_folder):
     return AutoModelForCausalLM.from_pretrained(second_folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+def stub():
+    """Return a server of another make that a test can bend."""
+    server_stub = StubServer()
+    server = start_stub(server_stub)
+    yield server_stub
+    server_stub.stopped.set()
+    server_stub.paused.set()
+    server.shutdown()
+    server.server_close()
