@@ -7,6 +7,7 @@ that number. The functions that communicate say so.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -123,16 +124,19 @@ def compute_total_loss_weight(
 ) -> torch.Tensor:
     """Sum the loss weights of all micro-batches and ranks: a 0-D float64 CPU tensor, above 0.
 
-    Wants the micro-batches on the CPU and a group of CPU tensors. Collective over: dp.
+    Wants the micro-batches on the CPU and a group of CPU tensors. A function that fails on one rank
+    makes all raise. Collective over: dp.
     """
-    total = torch.zeros((), dtype=torch.float64)
-    for microbatch in microbatches:
-        total += loss_weight_fn(microbatch).detach()
-    if dp_group is not None:
-        dist.all_reduce(total, group=dp_group)
+    total = torch.full((), math.nan, dtype=torch.float64)  # what peers hear of a failure here
+    try:
+        weights = [loss_weight_fn(microbatch).detach() for microbatch in microbatches]
+        total.copy_(sum(weights, torch.zeros_like(total)))
+    finally:
+        if dp_group is not None:
+            dist.all_reduce(total, group=dp_group)
     if not total > 0:
         allowed = "the weights over all micro-batches and ranks must add up to more than 0"
-        remedy = "check the batch's loss_mask"
+        remedy = "check the batch's loss_mask and the errors of other ranks"
         raise ConfigError([Violation("loss_weight_fn", f"{float(total)} in all", allowed, remedy)])
     return total
 

@@ -32,7 +32,7 @@ class FSDPEngineConfig(StrictModel):
     offload_params: Flag = False
     """Keep parameters, gradients and optimizer states in host memory between uses."""
     memory_efficient_load: Flag = False
-    """Start on the CPU, load on rank 0 alone and broadcast after sharding."""
+    """Read the weights on rank 0 alone and broadcast them into the shards."""
     per_layer_optim_step: Flag = False
     """Stream the Adam step layer by layer, states in host memory; needs optimizer.type adam."""
     optim_step_prefetch_layers: Integer = 1

@@ -111,7 +111,9 @@ class WorkerPool:
         started = [Worker() for _ in range(world_size - len(self.workers))]
         self.workers += started
         for worker in started:  # so that a time limit counts the payload alone
-            assert worker.connection.poll(START_SECONDS), "a worker does not start"
+            if not worker.connection.poll(START_SECONDS):
+                self.close()  # nobody may take its late answer for that of another call
+                raise AssertionError("a worker does not start")
             assert worker.connection.recv() == READY
         with tempfile.TemporaryDirectory(prefix="fsdpbench-pool-") as folder:
             for rank in range(world_size):

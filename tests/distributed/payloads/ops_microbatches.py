@@ -35,6 +35,22 @@ def make_batch(rows):
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
+def fail_to_weigh(rank, world_size):
+    """Let rank 0's weights raise; return what is raised here."""
+
+    def weigh(microbatch):
+        if rank == 0:
+            raise ValueError("odd mask")
+        return sft_loss_weight(microbatch)
+
+    planned = split_into_microbatches(make_batch([0]), MicroBatchSpec())
+    try:
+        compute_total_loss_weight(planned, weigh, dist.group.WORLD)
+    except (ValueError, ConfigError) as error:
+        return repr(error)
+    return ""
+
+
 def make_model():
     torch.manual_seed(1)
     return nn.Sequential(nn.Embedding(VOCAB, 16), nn.Linear(16, 16), nn.Tanh())

@@ -135,6 +135,14 @@ def test_total_weight_sums_and_refuses_nothing_to_learn():
         compute_total_loss_weight(silent, sft_loss_weight)
 
 
+def test_a_weight_function_that_fails_on_one_rank_stops_its_peers():
+    path = "tests.distributed.payloads.ops_microbatches:fail_to_weigh"
+    failing, peer = run_on_ranks(path, 2, timeout_seconds=60)
+    assert failing == "ValueError('odd mask')"
+    assert "nan in all" in peer
+    assert "errors of other ranks" in peer
+
+
 def test_eval_losses_add_up_to_a_mean():
     losses = [torch.tensor(3.0, requires_grad=True), torch.tensor(5.0)]
     mean = aggregate_eval_losses(losses, torch.tensor(4.0, dtype=torch.float64))
