@@ -88,6 +88,11 @@ class TrialFolder:
         """`trace.json`, the merged Chrome trace."""
         return self.path / "trace.json"
 
+    @property
+    def weights(self) -> Path:
+        """`weights`: versions of the weights on their way through the disk; gone afterwards."""
+        return self.path / "weights"
+
     def create(self, spec: TrialSpec) -> None:
         """Make the folder with its sub-folders and write the specification."""
         self.logs.mkdir(parents=True, exist_ok=True)

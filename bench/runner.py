@@ -180,7 +180,10 @@ def _run_point(
         on_hang=harness.on_hang,
         keep_open=(lock.descriptor,),
     )
-    end = run_trial(folder, spec, command, watch)
+    try:
+        end = run_trial(folder, spec, command, watch)
+    finally:
+        shutil.rmtree(folder.weights, ignore_errors=True)  # may be as large as the model
     if end.stuck:
         logger.warning("trial %s left processes that cannot be killed: %s", spec.id, end.stuck)
     if end.ended_by == "stop":

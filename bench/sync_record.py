@@ -2,7 +2,8 @@
 
 Pure. pause is what the rollout side notices: from the word to stop generating to the word to go on.
 The other phases are those of the trainer's rank 0, and of the slowest receiver where receivers take
-part; phases overlap, so their sum may exceed the pause. Figures are medians of the steady rounds.
+part; phases overlap, so their sum may exceed the pause. Figures are medians of the
+steady rounds.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class SyncSeconds(_SyncPart):
     write_seconds: float = 0.0
     """disk: into files, before the pause."""
     transfer_seconds: float = 0.0
-    """xccl: on the wire; disk: out of files, by the slowest receiver."""
+    """xccl: on the wire; disk: into files and out of them, so it contains write and apply."""
     apply_seconds: float = 0.0
-    """From the end of the transfer to the slowest receiver's word that it is in place."""
+    """xccl: from the wire into place; disk: out of files into place. The slowest receiver's."""
     verify_seconds: float = 0.0
 
 
@@ -71,6 +72,11 @@ class SyncRecord(SyncSeconds):
     """Whether checksums of all tensors and the log-probs were compared, and agreed."""
     logprob_error: float | None = None
     """Largest absolute difference to the trainer's log-probs on a fixed prompt."""
+    host_growth_bytes: int | None = None
+    device_growth_bytes: int | None = None
+    handle_growth: int | None = None
+    """From the end of the warm-up round to the end of the last: resident memory and open files of
+    rank 0 and all receivers, and what rank 0's allocator holds."""
 
 
 def summarise_rounds(rounds: Sequence[SyncRound]) -> dict[str, float]:
@@ -100,7 +106,6 @@ def share_of_disk_limit(
     record: SyncSeconds, num_bytes: float, write: float | None, read: float | None
 ) -> float | None:
     """Return the time that plain files would take over that of the version's files."""
-    seconds = record.write_seconds + record.transfer_seconds + record.apply_seconds
-    if not write or not read or seconds <= 0:
+    if not write or not read or record.transfer_seconds <= 0:
         return None
-    return (num_bytes / write + num_bytes / read) / seconds
+    return (num_bytes / write + num_bytes / read) / record.transfer_seconds

@@ -31,6 +31,8 @@ from fsdpbench.bench.recorders.host import HostRecorder
 from fsdpbench.bench.recorders.nvml import NvmlRecorder
 from fsdpbench.bench.recorders.sampler import Recorder, sample_in_background
 from fsdpbench.bench.records import TrialSpec
+from fsdpbench.bench.sync_record import SyncRecord
+from fsdpbench.bench.sync_rounds import run_sync
 from fsdpbench.bench.timing import STEP_SPAN, StepLog, StepRecord, summarise_phases, time_step
 from fsdpbench.bench.tokens import choose_encoder
 from fsdpbench.bench.workloads import StepBatch, iterate_batches
@@ -62,6 +64,7 @@ class Trial:
     nvml: NvmlRecorder | None = None
     steps: list[StepRecord] = field(default_factory=list)
     step_flops: list[float] = field(default_factory=list)
+    sync: SyncRecord | None = None
 
     def measure_peaks(self) -> Peaks:
         """Return this rank's highest memory use so far."""
@@ -85,6 +88,7 @@ class Trial:
             gpu_name=torch.cuda.get_device_name() if self.spec.device == "cuda" else None,
             dtype=self.spec.config.get("dtype", "bfloat16"),
             world_size=self.ranks.world_size,
+            sync=self.sync,
         )
 
 
@@ -111,14 +115,17 @@ def run_trial(spec: TrialSpec, folder: TrialFolder, ranks: Ranks, errors: RankEr
         errors.enter("data")
         documents = load_workload(spec.workload, engine.data_parallel_world_size)
         errors.enter("initialize")
-        num_steps = spec.workload.steps + spec.workload.warmup_steps
+        size = max(1, spec.workload.num_steps)
         engine.initialize(
-            ft_spec=FinetuneSpec(total_train_epochs=1, dataset_size=num_steps, train_batch_size=1)
+            ft_spec=FinetuneSpec(total_train_epochs=1, dataset_size=size, train_batch_size=1)
         )
         trial.host.measure_unique()
-        errors.enter("batches")
-        train(trial, device, plan_batches(trial, documents))
-        trial.host.measure_unique()
+        if spec.workload.num_steps:
+            errors.enter("batches")
+            train(trial, device, plan_batches(trial, documents))
+            trial.host.measure_unique()
+        if spec.workload.syncs:
+            trial.sync = run_sync(engine, spec, folder, errors.enter)
         errors.enter("outcome")
         finish(trial)
     errors.enter("destroy")

@@ -63,6 +63,8 @@ def test_help_loads_nothing_heavy(tmp_path):
         (["sweep", "--model", "no/such", "--out", "r"], 1, ""),
         (["sweep", "--world-size", "many"], 2, "--world-size"),
         (["sweep", "--no-such-option"], 2, "no-such-option"),
+        (["sync", "--model", "tiny-llama", "--parallel", "fsdp:t3"], 1, "must divide"),
+        (["sync", "--mode", "awex"], 2, "--mode"),
         (["export", "none"], 1, "holds no records"),
         (["report", "none"], 1, "none"),
     ],

@@ -52,7 +52,7 @@ def test_the_share_of_a_rate(seconds, limit, share):
 
 
 def test_the_share_of_the_disk_counts_writing_and_reading():
-    seconds = SyncSeconds(write_seconds=3.0, transfer_seconds=1.5, apply_seconds=0.5)
+    seconds = SyncSeconds(write_seconds=3.0, transfer_seconds=5.0, apply_seconds=2.0)
     assert math.isclose(share_of_disk_limit(seconds, 10, 10.0, 5.0), 3.0 / 5.0)
     assert share_of_disk_limit(seconds, 10, None, 5.0) is None
     assert share_of_disk_limit(SyncSeconds(), 10, 1.0, 1.0) is None
