@@ -21,7 +21,7 @@ from fsdpbench.engine.checkpoint.formats import save_checkpoint
 from fsdpbench.engine.checkpoint.state import stage_on_host
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.mesh import is_live
-from fsdpbench.errors import CheckpointError
+from fsdpbench.errors import CheckpointError, FsdpbenchError
 from fsdpbench.log import get_logger
 
 if TYPE_CHECKING:
@@ -95,6 +95,6 @@ def write_in_background(
     """Write a copied state; an error is logged at once, since the next save may be far away."""
     try:
         write_checkpoint(staged, path, manifest, group)
-    except Exception as error:
+    except (FsdpbenchError, OSError, RuntimeError, ValueError) as error:
         logger.error("the background save to %s failed: %s", path, error)  # noqa: TRY400
         raise

@@ -117,7 +117,7 @@ def write_weights(
                 continue
             try:
                 writer.add(name, whole.cpu())
-            except Exception as error:  # of the disk or for want of memory; all hear of it below
+            except (OSError, RuntimeError, MemoryError) as error:  # all hear of it below
                 failure = error
         with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):
             if failure is not None:

@@ -44,6 +44,21 @@ KNOWN = {
     ("collections", "OrderedDict"),
 }
 
+BROKEN = (  # what pickle raises on bytes that are no pickle, or half of one, and `check_table`
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    ImportError,
+    MemoryError,
+    RuntimeError,
+    AssertionError,
+    OSError,
+)
+
 
 class MetadataUnpickler(pickle.Unpickler):
     """An unpickler for the classes of torch's table and dtypes alone."""
@@ -72,9 +87,9 @@ def read_metadata(folder: Path) -> Metadata:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     try:
-        metadata = MetadataUnpickler(io.BytesIO(content)).load()
+        metadata: Metadata = MetadataUnpickler(io.BytesIO(content)).load()
         check_table(metadata)
-    except Exception as error:  # bytes that are no pickle may raise anything
+    except BROKEN as error:
         raise CheckpointError(
             f"{file} cannot be read: {error or type(error).__name__}. It is damaged or no table of "
             "a sharded checkpoint; take an older checkpoint."
