@@ -118,6 +118,8 @@ class ChildProcess:
 
         It is killed if it has not gone by itself after the grace.
         """
+        if not grace_seconds:
+            self._kill()
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # the child goes, and the reader wakes
         self._end(grace_seconds)

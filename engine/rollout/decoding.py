@@ -139,7 +139,8 @@ def check_sequences(model: PreTrainedModel, sequences: Sequence[OpenSequence]) -
 
 def check_tokens(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> None:
     """Refuse no sequences, empty ones, and ids that the embedding has no row for."""
-    num_ids = model.get_input_embeddings().num_embeddings
+    embedding: Any = model.get_input_embeddings()
+    num_ids = embedding.num_embeddings
     violations = [] if sequences else [Violation("prompts", "[]", "give at least one")]
     for index, tokens in enumerate(sequences):
         outside = [token for token in tokens if not 0 <= token < num_ids]

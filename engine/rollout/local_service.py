@@ -194,7 +194,7 @@ class LocalService:
             )
         if self._loaded_from_disk:
             digests = compute_digests(model.live.items()) if with_digests else {}
-            receiver.detach()
+            self._destroy_group()  # nothing is left of an update through it
             self._receiver = BucketReceiver(model.live, model.device, model.aliases)
         else:
             digests = receiver.finish(with_digests=with_digests)

@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from fsdpbench.engine.rollout.frames import FrameDecoder, encode_frame
@@ -27,7 +28,7 @@ class Wire:
         self._connection = connection
         self._lock = threading.Lock()  # two threads answer
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send a whole message; without a parent the process ends."""
         try:
             with self._lock:
