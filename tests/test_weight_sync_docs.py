@@ -47,3 +47,8 @@ def test_the_tables_name_every_field():
     told = {*SyncRecord.model_fields} - {"mode", "receivers", "receiver_devices", "connect_seconds"}
     rates = {"disk_write_bytes_per_second", "disk_read_bytes_per_second"}
     assert told - rates <= named
+
+
+def test_the_python_sample_runs():
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "docs/weight-sync.md", "exec"), {})
