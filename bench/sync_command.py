@@ -84,6 +84,7 @@ def build_answer(run: Path, record: Record | None) -> dict[str, Any]:
         "pause_seconds",
         "gather_seconds",
         "pack_seconds",
+        "write_seconds",
         "transfer_seconds",
         "apply_seconds",
         "verify_seconds",
