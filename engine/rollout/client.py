@@ -17,8 +17,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -30,15 +30,16 @@ from fsdpbench.engine.rollout.dialects import (
     ServerCall,
     ServerFacts,
     build_seed,
-    check_folder,
 )
 from fsdpbench.engine.rollout.gate import RecalledError, RequestGate
 from fsdpbench.engine.rollout.generation import GeneratedSequence, SamplingSettings
+from fsdpbench.engine.rollout.server_settings import ServerSettings
 from fsdpbench.engine.rollout.sglang_dialect import SglangDialect
 from fsdpbench.engine.rollout.states import NO_VERSION, EngineState, VersionKeeper
 from fsdpbench.engine.rollout.vllm_dialect import VllmDialect
+from fsdpbench.engine.rollout.weight_folder import WeightInventory
 from fsdpbench.engine.weight_sync.records import ReceiverTraits
-from fsdpbench.errors import ConfigError, FsdpbenchError, Violation, WeightSyncError, WorkerError
+from fsdpbench.errors import ConfigError, FsdpbenchError, WeightSyncError, WorkerError
 
 if TYPE_CHECKING:
     from fsdpbench.engine.weight_sync.records import Bucket, GroupAddress
@@ -49,37 +50,6 @@ DRAIN_SECONDS = 5.0  # after a pause, for answers that are on their way
 GRACE_SECONDS = 5.0  # beyond a group's time-out: the server's own error says more than ours
 MAX_EMPTY_ABORTS = 100  # of one sequence in a row, without a pause of ours
 EMPTY_ABORT_SECONDS = 0.05  # until the next try
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Which server, and how it is spoken to."""
-
-    url: str  # http://host:port
-    dialect: str  # vllm or sglang
-    token: str | None = field(default=None, repr=False)  # the server's API key
-    version: int = 0  # of the weights that the server holds when we connect
-    timeout_seconds: float = 300.0  # of each call
-    max_concurrent: int = 256  # sequences that are at the server at one time
-    packed: bool = True  # whether it gets flat buckets; else one message a tensor
-
-    def __post_init__(self) -> None:
-        checks = {
-            "url": (
-                self.url.startswith(("http://", "https://")),
-                "begins with http:// or https://",
-            ),
-            "dialect": (self.dialect in ("vllm", "sglang"), "is vllm or sglang"),
-            "timeout_seconds": (self.timeout_seconds > 0, "must be positive"),
-            "max_concurrent": (self.max_concurrent >= 1, "must be at least 1"),
-        }
-        violations = [
-            Violation(name, repr(getattr(self, name)), allowed)
-            for name, (right, allowed) in checks.items()
-            if not right
-        ]
-        if violations:
-            raise ConfigError(violations)
 
 
 def build_dialect(settings: ServerSettings) -> Dialect:
@@ -126,6 +96,8 @@ class HttpEngine:
         self._address: GroupAddress | None = None
         self._in_session = False  # buckets are on their way
         self._has_touched = False  # the update under way may have changed the weights
+        self._received: set[str] = set()  # tensors of the session
+        self._inventory = _read_inventory(facts.folder)  # None: not to be seen from here
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +142,8 @@ class HttpEngine:
                 f"temperature={settings.temperature}: the server returns log-probs of temperature "
                 "1. Start it with --logprobs-mode processed_logprobs, or use temperature 1 or 0."
             )
+        if self._inventory is not None:
+            self._inventory.check_ids(prompts)
         works = [
             partial(self._generate_one, index, GeneratedSequence(list(prompt)), settings)
             for index, prompt in enumerate(prompts)
@@ -178,6 +152,8 @@ class HttpEngine:
 
     def compute_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log p(token | tokens before it) of each token but the first, per sequence."""
+        if self._inventory is not None:
+            self._inventory.check_ids(sequences)
         works = [partial(self._score_one, list(tokens)) for tokens in sequences]
         return self._channel.run(_gather(works, self.settings.max_concurrent))
 
@@ -318,27 +294,37 @@ class HttpEngine:
         if address is None:
             raise WeightSyncError(f"{self._channel.title} has joined no weight-update group yet")
         calls = self.dialect.receive_bucket(bucket, address)
+        if self._inventory is not None:
+            shapes = {spec.name: spec.shape for spec in bucket.specs}
+            self._inventory.check_tensors(shapes, f"bucket {bucket.index}")
         self._begin_update()
         if not self._in_session:
             calls = [*self.dialect.begin_update(), *calls]
         self._in_session = self._has_touched = True
         await self._update(f"bucket {bucket.index}", calls, address)
+        self._received |= {spec.name for spec in bucket.specs}
 
     async def _load(self, path: str) -> None:
         self._begin_update()
-        check_folder(path)  # not every server survives a wrong one
-        self._has_touched = True
+        # not every server survives a wrong one, and none notices a gap
+        found = WeightInventory.read(Path(path))
+        inventory = self._inventory or found
+        inventory.check_tensors(found.shapes, path)
+        inventory.check_complete(set(found.shapes), path)
+        self._inventory, self._has_touched = inventory, True
         try:
             calls = self.dialect.load_folder(path, self.settings.timeout_seconds)
             await self._update(f"loading {path}", calls)
         except WeightSyncError as error:
             refused = isinstance(error.__cause__, RefusalError)
             self._has_touched = not (refused and self.dialect.restores_after_failed_load)
-            raise
+            raise WeightSyncError(f"{error} {self.dialect.after_failed_load}") from error.__cause__
 
     async def _finish(self, version: int) -> Mapping[str, str]:
         if self._keeper.state is not EngineState.UPDATING:
             raise WeightSyncError(f"{self._channel.title}: no update is under way to be finished")
+        if self._in_session and self._inventory is not None:
+            self._inventory.check_complete(self._received, "the buckets of the update")
         calls = self.dialect.finish_update(str(version), in_session=self._in_session)
         await self._update("finishing the update", calls)
         self._in_session = False
@@ -359,6 +345,7 @@ class HttpEngine:
     def _begin_update(self) -> None:
         if self._keeper.begin_update():
             self._in_session = self._has_touched = False
+            self._received = set()
 
     async def _update(
         self, what: str, calls: Sequence[ServerCall], address: GroupAddress | None = None
@@ -375,6 +362,13 @@ class HttpEngine:
             failure = self.dialect.read_failure(await self._channel.ask(call, limit))
             if failure is not None:
                 raise RefusalError(f"{self._channel.title}: {call.path}: {failure}")
+
+
+def _read_inventory(folder: str) -> WeightInventory | None:
+    """Return what the server began with, where that is a folder seen from here."""
+    with suppress(WeightSyncError):
+        return WeightInventory.read(Path(folder))
+    return None
 
 
 async def _gather(

@@ -10,7 +10,6 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsdpbench.errors import WeightSyncError, WorkerError, list_names
@@ -43,6 +42,7 @@ class ServerFacts:
     """What a server says of itself."""
 
     model: str  # the name that requests carry
+    folder: str  # the weights that it began with: a folder or an id of the hub
     world_size: int  # ranks that join a weight-update group
     weight_version: str | None  # the label it keeps with its weights; None: it keeps none
     takes_groups: bool  # whether it can join a weight-update group at all
@@ -72,6 +72,7 @@ class Dialect(Protocol):
     name: str
     waits_for_requests: bool  # its pause can wait for what runs; else the client waits first
     restores_after_failed_load: bool  # a failed load from disk leaves the old weights in force
+    after_failed_load: str  # advice, where it leaves something else
 
     def ask_facts(self) -> Mapping[str, ServerCall]:
         """Return the calls whose answers `read_facts` needs, by a name of their own."""
@@ -163,19 +164,6 @@ def check_unpadded(bucket: Bucket) -> None:
             "be padded, which this server cannot unpack. Send single tensors (packed=False of the "
             "server's settings), or switch weight_update_mode to disk."
         )
-
-
-def check_folder(path: str) -> None:
-    """Raise WeightSyncError unless the folder can be one of weights, as seen from this machine.
-
-    A folder that only the server sees is told from a wrong one by neither side, so it must lie on
-    a file system that both share, as the disk channel asks for anyway.
-    """
-    folder = Path(path)
-    if not (folder / "config.json").is_file():
-        raise WeightSyncError(f"{folder}: holds no config.json; give a complete folder of weights")
-    if not any(folder.glob("*.safetensors")):
-        raise WeightSyncError(f"{folder}: holds no *.safetensors; give a complete folder")
 
 
 def broken_answer(what: str, answer: Any) -> WorkerError:

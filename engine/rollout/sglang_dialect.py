@@ -34,6 +34,7 @@ class SglangDialect:
     name = "sglang"
     waits_for_requests = False
     restores_after_failed_load = True
+    after_failed_load = ""
 
     def ask_facts(self) -> Mapping[str, ServerCall]:
         """Ask for the model and the parallel degrees."""
@@ -55,7 +56,9 @@ class SglangDialect:
             why = (
                 f"SGLang updates single replicas without pipeline; this has {dp_size=}, {pp_size=}"
             )
-        return ServerFacts(model, tp_size, self.read_label(answers["label"]), not why, why)
+        return ServerFacts(
+            model, str(model), tp_size, self.read_label(answers["label"]), not why, why
+        )
 
     def pause(self, in_flight: str) -> list[ServerCall]:
         """Stop; what still runs is aborted, and nothing then keeps the cache from being flushed."""

@@ -4,8 +4,10 @@ The latter need `VLLM_SERVER_DEV_MODE=1` in the server's environment, and the NC
 `--weight-transfer-config '{"backend": "nccl"}'`. An `--api-key` guards the /v1 paths alone: whoever
 reaches the port can pause and reload, so it belongs on loopback or a private network.
 
-A load that fails, even for a wrong path, leaves weights without storage behind, and the next
-request ends the server: it stays paused until a load succeeds.
+A load that fails leaves weights without storage behind, and the next request ends the server: it
+stays paused until a load succeeds. After a wrong path it will; after a tensor of another shape it
+never does. Tensors that a load lacks are kept from before without a word. Hence all that can be
+checked is checked before (`weight_folder`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class VllmDialect:
     name = "vllm"
     waits_for_requests = True
     restores_after_failed_load = False
+    after_failed_load = "If the next load fails as well, restart the server."
 
     def __init__(self, packed: bool = True) -> None:
         self.packed = packed
@@ -55,13 +58,15 @@ class VllmDialect:
     def read_facts(self, answers: Mapping[str, Any]) -> ServerFacts:
         """Read the answers to `ask_facts`."""
         try:
-            model = answers["models"]["data"][0]["id"]
+            card = answers["models"]["data"][0]
+            model, folder = card["id"], str(card.get("root") or "")
             world_size = answers["world"]["world_size"]
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise broken_answer("vllm: /v1/models, /get_world_size", answers) from error
         config = (answers["server"] or {}).get("vllm_config") or {}
         return ServerFacts(
             model,
+            folder,
             world_size,
             self.read_label(answers["label"]),
             **self._read_channel(config),
@@ -217,7 +222,7 @@ class VllmDialect:
     def _read_channel(config: Mapping[str, Any]) -> dict[str, Any]:
         """Say whether the server can join a group; unknown counts as yes, its answer will tell."""
         why = ""
-        if _find(config, "device_config", "device_type") == "cpu":
+        if _find(config, "device_config", "device") == "cpu":
             why = "the server runs on the CPU and has no NCCL"
         elif config and _find(config, "weight_transfer_config", "backend") != "nccl":
             why = """start it with --weight-transfer-config '{"backend": "nccl"}'"""

@@ -56,14 +56,11 @@ class Policy:
     folder: Path
     model: LlamaForCausalLM
 
-    def generate(self, tokens: list[int], num_tokens: int) -> list[int]:
-        """Continue greedily, with no end token."""
-        tokens = list(tokens)
-        for _ in range(num_tokens):
-            with torch.no_grad():
-                logits = self.model(torch.tensor([tokens])).logits
-            tokens.append(int(logits[0, -1].argmax()))
-        return tokens[-num_tokens:]
+    def check_greedy(self, prompt: list[int], tokens: list[int]) -> None:
+        """Assert that each token is the most probable one after what stands before it."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0]
+        assert tokens == logits.argmax(-1).tolist()[len(prompt) - 1 : -1]
 
     def score(self, tokens: list[int]) -> list[float]:
         """Return log p(token | before) of each token but the first."""
@@ -156,7 +153,9 @@ def connect(server_url):
 
     def connect_once(**settings):
         engine = connect_server(
-            ServerSettings(server_url, "vllm", TOKEN, **{"timeout_seconds": 60.0, **settings})
+            ServerSettings(
+                server_url, "vllm", **{"token": TOKEN, "timeout_seconds": 60.0, **settings}
+            )
         )
         opened.append(engine)
         return engine

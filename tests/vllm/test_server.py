@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -16,13 +17,14 @@ from fsdpbench.engine.rollout.client import VllmDialect
 from fsdpbench.engine.rollout.generation import SamplingSettings
 from fsdpbench.engine.rollout.states import EngineState
 from fsdpbench.engine.weight_sync.records import Bucket, GroupAddress, TensorSpec
-from fsdpbench.errors import WeightSyncError, WorkerError
+from fsdpbench.errors import ConfigError, WeightSyncError, WorkerError
 from tests.vllm.conftest import PYTHON
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(420)]
 
 PROMPTS = [[5, 6, 7, 8], [300, 20], [9]]
 GREEDY = SamplingSettings(max_new_tokens=8, temperature=0.0, stop_token_ids=())
+UNIQUE_ID = base64.b64encode(bytes(128)).decode()
 LOGPROB_NOISE = 2e-3  # fp32 on both sides, other kernels
 
 
@@ -35,7 +37,7 @@ def load(engine, policy, version, in_flight="abort"):
 
 def check_serves(engine, policy, version):
     for prompt, sequence in zip(PROMPTS, engine.generate(PROMPTS, GREEDY), strict=True):
-        assert sequence.tokens == policy.generate(prompt, 8)
+        policy.check_greedy(prompt, sequence.tokens)
         assert sequence.versions == [version] * 8
         assert sequence.finish_reason == "length"
         wanted = policy.score([*prompt, *sequence.tokens])
@@ -84,9 +86,10 @@ def test_pause_aborts_and_the_rest_goes_on_with_new_weights(connect, policies, s
     num_old = sequence.versions.count(5)
     assert sequence.versions == [5] * num_old + [6] * (480 - num_old)
     assert 480 - num_old > 0
-    assert sequence.tokens[:num_old] == ([] if not num_old else old.generate(prompt, num_old))
-    prefix = [*prompt, *sequence.tokens[:num_old]]
-    assert sequence.tokens[num_old : num_old + 8] == new.generate(prefix, 8)[: 480 - num_old]
+    before, after = sequence.tokens[:num_old], sequence.tokens[num_old:]
+    if before:
+        old.check_greedy(prompt, before)
+    new.check_greedy([*prompt, *before], after)
     load(engine, old, 7)
 
 
@@ -97,10 +100,8 @@ def test_pause_waits_for_what_runs(connect, policies, server_url):
         settings = SamplingSettings(300, temperature=0.0, stop_token_ids=())
         running = pool.submit(engine.generate, [PROMPTS[0]], settings)
         wait_until_running(server_url)
-        engine.pause_generation("wait")
-        assert running.done()
-        assert running.result().pop().versions == [3] * 300
-    load(engine, new, 4)
+        load(engine, new, 4, "wait")
+        assert running.result(60).pop().versions == [3] * 300
     load(engine, old, 5)
 
 
@@ -127,20 +128,46 @@ def test_wrong_folder_touches_nothing(connect, policies, tmp_path):
 def test_failed_load_blocks_until_a_good_one(connect, policies, tmp_path):
     old, new = policies
     shutil.copytree(new.folder, tmp_path, dirs_exist_ok=True)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"][:64].clone()
-    save_file(tensors, tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F99"'))  # the server alone notices
     engine = connect()
     engine.pause_generation()
-    with pytest.raises(WeightSyncError, match="loading"):
+    with pytest.raises(WeightSyncError, match="restart the server"):
         engine.update_weights_from_disk(str(tmp_path), 1).result(60)
-    engine.abort_weight_update("cut tensor")
+    engine.abort_weight_update("unknown dtype")
     assert engine.state is EngineState.BROKEN
     assert engine.get_version() == -1
     with pytest.raises(WeightSyncError, match="no whole set of weights"):
         engine.continue_generation()
     load(engine, old, 2)
     check_serves(engine, old, 2)
+
+
+def test_another_model_never_reaches_the_server(connect, policies, tmp_path):
+    """A cut tensor would leave it beyond repair, a missing one would pass unnoticed."""
+    old, new = policies
+    engine = connect()
+    engine.pause_generation()
+    for change, message in ((cut_norm, "of another shape"), (drop_norm, r"lacks model\.norm")):
+        folder = tmp_path / change.__name__
+        shutil.copytree(new.folder, folder)
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(WeightSyncError, match=message):
+            engine.update_weights_from_disk(str(folder), 1).result(60)
+        engine.abort_weight_update("another model")
+        assert engine.state is EngineState.PAUSED
+    engine.continue_generation()
+    check_serves(engine, old, 0)
+
+
+def cut_norm(tensors):
+    tensors["model.norm.weight"] = tensors["model.norm.weight"][:64].clone()
+
+
+def drop_norm(tensors):
+    del tensors["model.norm.weight"]
 
 
 def test_other_weights_are_noticed(connect, server_url):
@@ -153,13 +180,17 @@ def test_other_weights_are_noticed(connect, server_url):
 def test_refusals_say_why(connect):
     with pytest.raises(WorkerError, match="greater than max_model_len=512"):
         connect().generate([[1] * 10], SamplingSettings(max_new_tokens=4000))
+    with pytest.raises(ConfigError, match="token id 512"):  # it would end this server
+        connect().generate([[512]], GREEDY)
+    with pytest.raises(WorkerError, match=r"401.*API key"):
+        connect(token="wrong").compute_logprobs([[1, 2]])
 
 
 def test_group_requests_fit_the_package():
     """The NCCL channel needs a GPU; its requests must fit the server's own classes."""
     dialect = VllmDialect()
     spec = TensorSpec("model.norm.weight", (128,), "bfloat16")
-    address = GroupAddress("127.0.0.1", 1, "g", 3, 1, "nccl", 5.0, unique_id="A" * 170 + "AA")
+    address = GroupAddress("127.0.0.1", 1, "g", 3, 1, "nccl", 5.0, unique_id=UNIQUE_ID)
     requests = {
         "init": dialect.join_group(address)[0].body["init_info"],
         "update": dialect.receive_bucket(Bucket(0, (spec,)), address)[0].body["update_info"],

@@ -7,9 +7,11 @@ wants otherwise it puts into `overrides`: path -> (status, body, seconds before 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,7 +19,7 @@ WAIT_SECONDS = 30.0
 VLLM_SERVER_INFO = {
     "vllm_config": {
         "model_config": {"model": "/models/old", "logprobs_mode": "processed_logprobs"},
-        "device_config": {"device": "cuda", "device_type": "cuda"},
+        "device_config": {"device": "cuda"},
         "weight_transfer_config": {"backend": "nccl"},
     }
 }
@@ -40,6 +42,7 @@ class StubServer:
     url: str = ""
     token: str | None = None
     label: str = "default"
+    folder: str = "/models/old"
     server_info: dict[str, Any] = field(default_factory=lambda: VLLM_SERVER_INFO)
     overrides: dict[str, tuple[int, bytes, float]] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
@@ -81,10 +84,10 @@ class StubServer:
 
     def _values(self, path: str, body: Any) -> Any:
         plain = {
-            "/v1/models": {"object": "list", "data": [{"id": "policy", "max_model_len": 512}]},
+            "/v1/models": {"object": "list", "data": [{"id": "policy", "root": self.folder}]},
             "/get_world_size": {"world_size": 2},
             "/weight_info": {"weight_version": self.label},
-            "/model_info": {"model_path": "/models/old", "weight_version": self.label},
+            "/model_info": {"model_path": self.folder, "weight_version": self.label},
             "/server_info": self.server_info,
             "/pause": {"status": "paused"},
             "/resume": {"status": "resumed"},
@@ -149,6 +152,20 @@ class StubServer:
                 [value, token, None] for value, token in zip(values, ids, strict=True)
             ]
         return {"text": "", "output_ids": tokens, "meta_info": meta}
+
+
+def write_weights(folder: Path, shapes: dict[str, list[int]], **config: Any) -> str:
+    """Write a folder of bf16 zeros without any library."""
+    end, header = 0, {}
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir(exist_ok=True)
+    content = len(text).to_bytes(8, "little") + text + bytes(end)
+    (folder / "model.safetensors").write_bytes(content)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 def start_stub(stub: StubServer) -> ThreadingHTTPServer:

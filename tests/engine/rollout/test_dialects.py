@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsdpbench.engine.rollout.dialects import build_seed, check_folder, check_unpadded, quote
+from fsdpbench.engine.rollout.dialects import build_seed, check_unpadded, quote
 from fsdpbench.engine.weight_sync.records import Bucket, TensorSpec
 from fsdpbench.errors import WeightSyncError
 
@@ -20,16 +20,6 @@ def test_padded_buckets_are_refused_by_name():
     check_unpadded(Bucket(0, (odd,), packed=False))
     with pytest.raises(WeightSyncError, match=r"bucket 4: odd: .*packed=False"):
         check_unpadded(Bucket(4, (even, odd)))
-
-
-def test_folders_are_checked(tmp_path):
-    with pytest.raises(WeightSyncError, match=r"config\.json"):
-        check_folder(str(tmp_path))
-    (tmp_path / "config.json").touch()
-    with pytest.raises(WeightSyncError, match="safetensors"):
-        check_folder(str(tmp_path))
-    (tmp_path / "model.safetensors").touch()
-    check_folder(str(tmp_path))
 
 
 def test_foreign_text_is_tamed():

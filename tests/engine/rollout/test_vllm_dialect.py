@@ -116,11 +116,12 @@ def test_reload_call():
 
 def test_facts():
     answers = {
-        "models": {"data": [{"id": "policy"}]},
+        "models": {"data": [{"id": "policy", "root": "/models/old"}]},
         "world": {"world_size": 4},
         "label": {"weight_version": "default"},
         "server": None,
     }
     facts = VllmDialect().read_facts(answers)
-    assert (facts.model, facts.world_size, facts.weight_version) == ("policy", 4, "default")
+    assert (facts.model, facts.folder, facts.world_size) == ("policy", "/models/old", 4)
+    assert facts.weight_version == "default"
     assert facts.takes_groups
