@@ -14,6 +14,7 @@ from fsdpbench.errors import WeightSyncError
 T = TypeVar("T")
 THREADS_PER_ENGINE = 8  # an engine is told to give up while it still works on a bucket
 COURTESY_SECONDS = 5.0  # for what may fail: an engine that hangs has had its time-out already
+GRACE_SECONDS = 1.0  # beyond the time-out, since a group's or an engine's own error says more
 REMEDY = (
     "Check that the engine runs and the network between the machines, or switch "
     "weight_update_mode to disk."
@@ -23,7 +24,7 @@ REMEDY = (
 class Fanout:
     """The rollout engines of one trainer, called in parallel from its rank 0.
 
-    Nothing waits longer than `timeout_seconds`. An engine's own error, of whatever kind, becomes a
+    Nothing waits much longer than `timeout_seconds`. An engine's error, of whatever kind, becomes a
     WeightSyncError that names the engine and the phase.
     """
 
@@ -45,7 +46,7 @@ class Fanout:
         """Begin a call that returns a Future of every engine; the outcomes hold what it raises."""
 
         def run(index: int) -> T:
-            return call(index, self.engines[index]).result(self.timeout_seconds)
+            return call(index, self.engines[index]).result(self.timeout_seconds + GRACE_SECONDS)
 
         return [self._threads.submit(run, index) for index in range(len(self.engines))]
 
@@ -55,7 +56,7 @@ class Fanout:
 
     def collect(self, phase: str, futures: Sequence[Future[T]]) -> list[T]:
         """Wait for one Future of each engine and return their results."""
-        deadline = time.monotonic() + self.timeout_seconds
+        deadline = time.monotonic() + self.timeout_seconds + GRACE_SECONDS
         return [
             self._result(phase, index, future, max(0.0, deadline - time.monotonic()))
             for index, future in enumerate(futures)

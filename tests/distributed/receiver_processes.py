@@ -7,6 +7,7 @@ and groups of the child are used there; it never computes with a model.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -122,6 +123,7 @@ class Receiver:
 
 
 def serve(connection: Any, stages: list[list[TensorSpec]], fault: str) -> None:
+    gc.freeze()  # the parent's leftovers: a destructor of a group would wait for threads left there
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
     receiver = Receiver(stages, fault)
     while True:

@@ -109,10 +109,12 @@ def sharded(
     }
 
 
-def tiny_source(num_tensors: int = 6) -> tuple[SourceModel, dict[str, torch.Tensor]]:
+def tiny_source(
+    num_tensors: int, shape: tuple[int, int]
+) -> tuple[SourceModel, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
     tensors = {
-        f"model.layers.{index}.w": torch.randn(500, 400, generator=generator)
+        f"model.layers.{index}.w": torch.randn(shape, generator=generator)
         for index in range(num_tensors)
     }
     return describe_source(tensors.items(), "float32", num_layers=num_tensors), tensors
@@ -122,7 +124,7 @@ def failing(
     rank: int, world_size: int, faults: list[str], meta: dict[str, Any], folder: str = ""
 ) -> dict[str, Any]:
     """Two ranks train; receivers commit faults; return how it ended, and how it went on."""
-    source, tensors = tiny_source()
+    source, tensors = tiny_source(6, (500, 400))  # a bucket holds one tensor
     group = dist.group.WORLD
 
     def publish(version: int) -> Path:
@@ -141,7 +143,7 @@ def failing(
             outcome = f"{type(error).__name__}: {error}"
         return outcome, time.monotonic() - began
 
-    settings = {**META, "wire_dtype": "float32", "timeout_seconds": 2.0, **meta}
+    settings = {**META, "wire_dtype": "float32", **meta}
     with receivers(source, faults, rank) as engines:
         updater = WeightUpdater(
             engines,
@@ -167,7 +169,7 @@ def failing(
 
 def many(rank: int, world_size: int, count: int) -> dict[str, Any]:
     """Update one receiver `count` times; return what grew between the first tenth and the end."""
-    source, tensors = tiny_source(4)
+    source, tensors = tiny_source(3, (64, 50))
     with receivers(source, [""], rank) as engines:
         meta = WeightUpdateMeta(
             wire_dtype="float32", weight_chunked_mem_mb=1, verify=True, timeout_seconds=30

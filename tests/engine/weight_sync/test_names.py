@@ -28,7 +28,9 @@ def test_a_family_of_its_own_comes_first_and_its_first_rule_wins():
         ),
     }
     assert name_for("vllm", "model.visual.w", "vision", table) == "visual.w"
-    assert name_for("vllm", "model.layers.0.w", "vision", table) == "language_model.model.layers.0.w"
+    assert (
+        name_for("vllm", "model.layers.0.w", "vision", table) == "language_model.model.layers.0.w"
+    )
     assert name_for("vllm", "lm_head.model.w", "vision", table) == "lm_head.model.w"
     assert name_for("vllm", "model.visual.w", "text", table) == "model.visual.w"
 

@@ -13,7 +13,8 @@ from tests.distributed.pool import run_on_ranks
 from tests.engine.weight_sync.engines import TableEngine
 
 PAYLOAD = "tests.distributed.payloads.weight_sync_update"
-TIME_OUT_SECONDS = 2.0  # of the receivers in `failing`
+SHORT_SECONDS = 2.0  # where the time-out itself is waited for
+LONG_SECONDS = 30.0
 
 
 @pytest.mark.parametrize(
@@ -78,16 +79,17 @@ def test_sharded_weights_arrive_on_two_receivers(backend, path, meta, traits, fi
         assert len({*first, *last}) == len(first) + len(last) - 1
 
 
-def end_of(faults, meta=None, folder="", num_ranks=2):
+def end_of(faults, meta=None, folder="", timeout_seconds=LONG_SECONDS):
     results = run_on_ranks(
         f"{PAYLOAD}:failing",
-        num_ranks,
+        2,
         faults=faults,
-        meta=meta or {},
+        meta={"timeout_seconds": timeout_seconds, **(meta or {})},
         folder=str(folder),
         timeout_seconds=60,
     )
-    limit = 3 * TIME_OUT_SECONDS + 20  # a busy machine answers late
+    # the time-out, the grace after it and the last word to engines that may hang
+    limit = 2 * SHORT_SECONDS + 2.0 if timeout_seconds == SHORT_SECONDS else LONG_SECONDS / 2
     assert all(result["seconds"] < limit for result in results)
     return results
 
@@ -99,7 +101,7 @@ def end_of(faults, meta=None, folder="", num_ranks=2):
         (["wrong world size"], r"receiver 0 \(local\): joining .* outside 1", [(0, False)]),
         (
             ["", "die at bucket 2"],
-            r"receiver 1 .* process has ended.*Incomplete.*: receiver 0 .*Not answering: receiver 1",
+            r"receiver 1 .* has ended.*Incomplete.*: receiver 0 .*Not answering: receiver 1",
             [(-1, True)],
         ),
         (["hang at bucket 1"], "no answer within 2 s|did not end within 2 s", []),
@@ -108,11 +110,13 @@ def end_of(faults, meta=None, folder="", num_ranks=2):
     ids=lambda value: "+".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_a_receiver_that_fails_ends_both_sides_and_is_named(faults, said, states):
-    trainer, peer = end_of(faults)
+    waits = any(fault == "absent" or fault.startswith("hang") for fault in faults)
+    trainer, peer = end_of(faults, timeout_seconds=SHORT_SECONDS if waits else LONG_SECONDS)
     assert trainer["outcome"].startswith("WeightSyncError: ")
     with pytest.raises(RuntimeError, match=said):
         raise RuntimeError(trainer["outcome"])
-    assert "disk" in trainer["outcome"] or "same model" in trainer["outcome"]
+    remedies = ("switch weight_update_mode to disk", "the same model", "Start it with")
+    assert any(remedy in trainer["outcome"] for remedy in remedies)
     assert peer["outcome"].startswith("PeerError: ")
     assert trainer["states"] == states
     assert not trainer["connected"]
