@@ -41,7 +41,7 @@ class LocalService:
         self._group: WeightGroup | None = None  # also while it is being joined
         self._model: LocalModel | None = None
         self._receiver: BucketReceiver | None = None
-        self._num_steps = 0  # of the generation that runs, or the last one
+        self._num_steps = 0  # of the generation that runs; 0 if none does
         self._loaded_from_disk = False  # the update under way came as a folder, whole
         self._at_once: dict[str, Callable[..., Any]] = {
             "describe": self._describe,
@@ -128,8 +128,10 @@ class LocalService:
         version = self._keeper.version
         model, _ = self._parts()
         chosen = SamplingSettings.from_json(settings)
-        self._num_steps = 0
-        parts = model.generate(sequences, chosen, self._must_stop)
+        try:
+            parts = model.generate(sequences, chosen, self._must_stop)
+        finally:
+            self._num_steps = 0
         return [{**part, "version": version} for part in parts]
 
     def _return_unchanged(self, sequences: list[Message], settings: Message) -> list[Message]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import socket
 import threading
 import time
@@ -25,21 +24,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from fsdpbench.engine.device import Device
+from fsdpbench.engine.weight_sync.backends import Store, build_backend, open_store
 from fsdpbench.engine.weight_sync.records import GroupAddress
 from fsdpbench.errors import WeightSyncError, list_names
 
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 1e-4  # while a transfer runs: fine beside the tens of ms that one takes
 GREETING_POLL_SECONDS = 0.01
-# The backend must never act on its own time-out: NCCL's would end the process. Ours comes first.
-BACKEND_PATIENCE = 10.0
 
 Check = Callable[[], None]
 
@@ -85,15 +82,14 @@ class WeightGroup:
     Collective over: the group, in `join` and `broadcast`.
     """
 
-    def __init__(
-        self, address: GroupAddress, rank: int, device: Device, store: dist.TCPStore
-    ) -> None:
+    def __init__(self, address: GroupAddress, rank: int, device: Device, store: Store) -> None:
         self.address, self.rank, self.device = address, rank, device
         self.state = GroupState.OPEN
         self.is_connected = False  # NCCL connects in its first collective
-        self._store: dist.TCPStore | None = store
+        self._store: Store | None = store
         self._backend: Any = None  # ProcessGroupNCCL is absent from builds without CUDA
         self._works: list[Any] = []  # handles of broadcasts that may still run
+        self._lock = threading.Lock()  # of the state and its objects: `abort` comes at any time
 
     @classmethod
     def listen(
@@ -121,7 +117,7 @@ class WeightGroup:
             host, port, name, world_size, 1, backend, timeout_seconds, stage, greets
         )
         # the store owns the descriptor from here on
-        return cls(address, 0, device, _open_store(address, listener.detach()))
+        return cls(address, 0, device, open_store(address, listener.detach()))
 
     @classmethod
     def enter(cls, address: GroupAddress, device: Device, offset: int = 0) -> Self:
@@ -146,7 +142,7 @@ class WeightGroup:
                 f"group {address.name}: {address.host}:{address.port} cannot be reached ({error})."
                 " Check the network and its firewall, or switch weight_update_mode to disk."
             ) from error
-        return cls(address, rank, device, _open_store(address))
+        return cls(address, rank, device, open_store(address))
 
     def address_for(self, first_rank: int) -> GroupAddress:
         """Return what the receiver whose ranks begin at `first_rank` needs to know."""
@@ -160,9 +156,12 @@ class WeightGroup:
         """
         if self.address.greets:
             self._greet(check)
+        store = self._live_store()
         with self.errors_named("joining"):
-            self._backend = self._build_backend()
-        self.state = GroupState.JOINED
+            backend = build_backend(self.address, self.rank, store)
+        with self._lock:
+            if self.state is not GroupState.CLOSED:
+                self._backend, self.state = backend, GroupState.JOINED
         if self.address.greets:  # NCCL connects here and not within the first, timed update
             token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
             self.broadcast(token).wait(check)
@@ -172,29 +171,33 @@ class WeightGroup:
 
         On CUDA it begins after what the current stream holds.
         """
-        if self.state is not GroupState.JOINED:
+        backend = self._backend
+        if backend is None:
             raise WeightSyncError(f"group {self.address.name} is {self.state.value}; connect anew")
         flat = tensor.view(-1).view(torch.uint8)
         with self.errors_named("the broadcast"):
-            work = self._launch(flat)
-        self._works = [one for one in self._works if not one.is_completed()] + [work]
+            work = self._launch(backend, flat)
+        with self._lock:
+            is_open = self.state is GroupState.JOINED
+            if is_open:
+                self._works = [one for one in self._works if not one.is_completed()] + [work]
+        if not is_open:  # `abort` came meanwhile and knew nothing of this work
+            _release(backend, [work])
+            raise WeightSyncError(f"group {self.address.name}: the broadcast was aborted")
         return PendingBroadcast(self, work, tensor)
 
     def abort(self) -> None:
         """End the group at once, also for threads that wait in it. Never raises."""
-        self.state = GroupState.CLOSED
-        backend, self._backend = self._backend, None
-        works, self._works = self._works, []
-        self._store = None
+        with self._lock:
+            self.state = GroupState.CLOSED
+            backend, self._backend = self._backend, None
+            works, self._works = self._works, []
+            self._store = None
         if backend is None:
             return
         with contextlib.suppress(RuntimeError):  # a backend that cannot: closed with the object
             backend.abort()
-        if not all(work.is_completed() for work in works):
-            # gloo's destructor waits for its transfers and holds the interpreter's lock meanwhile,
-            # so it runs when they have ended: as soon as a peer closes, or at the time-out
-            holder = threading.Thread(target=_hold, args=(backend, works), daemon=True)
-            holder.start()
+        _release(backend, works)
 
     def close(self) -> None:
         """Leave the group; all its broadcasts must be done. Never raises."""
@@ -243,15 +246,14 @@ class WeightGroup:
         )
 
     def _greet(self, check: Check | None) -> None:
-        store = self._store
-        assert store is not None, "a closed group was joined"
+        store = self._live_store()
         with self.errors_named("joining"):
             if self.rank == 0:
                 self._await_receivers(store, check)
             else:
                 self._report_to_trainer(store, check)
 
-    def _await_receivers(self, store: dist.TCPStore, check: Check | None) -> None:
+    def _await_receivers(self, store: Store, check: Check | None) -> None:
         missing = list(range(1, self.address.world_size))
 
         def all_came() -> bool:
@@ -272,7 +274,7 @@ class WeightGroup:
         finally:
             store.set("answer", answer)
 
-    def _report_to_trainer(self, store: dist.TCPStore, check: Check | None) -> None:
+    def _report_to_trainer(self, store: Store, check: Check | None) -> None:
         if store.add(f"here/{self.rank}", 1) > 1:
             raise WeightSyncError(
                 f"group {self.address.name}: rank {self.rank} is taken by another receiver"
@@ -282,26 +284,14 @@ class WeightGroup:
         if answer != "ok":
             raise WeightSyncError(f"the trainer did not open the group: {answer}")
 
-    def _build_backend(self) -> Any:
-        name, timeout = self.address.name, self.address.timeout_seconds
-        store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, self._store))
-        size = self.address.world_size
-        if self.address.backend == "gloo":
-            options = dist.ProcessGroupGloo._Options()
-            # torch's default asks the host's name, which may lead to a public interface or to none
-            local = _local_address(self.address)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=local)]
-            options._timeout = timedelta(seconds=timeout)
-            store = dist.PrefixStore("cpu/", store)
-            return dist.ProcessGroupGloo(store, self.rank, size, options)
-        patience = timedelta(seconds=timeout * BACKEND_PATIENCE)
-        store = dist.PrefixStore("cuda/", store)
-        with _errors_left_to_us():
-            return dist.ProcessGroupNCCL(store, self.rank, size, patience)
+    def _live_store(self) -> Store:
+        store = self._store
+        if store is None:
+            raise WeightSyncError(f"group {self.address.name}: joining was aborted")
+        return store
 
-    def _launch(self, flat: torch.Tensor) -> Any:
+    def _launch(self, backend: Any, flat: torch.Tensor) -> Any:
         """Issue the broadcast; the first of NCCL waits on the host for all members to connect."""
-        backend = self._backend
         if self.is_connected or self.address.backend == "gloo":
             return backend.broadcast([flat], dist.BroadcastOptions())
         stream = self.device.current_stream()
@@ -325,49 +315,18 @@ class WeightGroup:
         return work
 
 
+def _release(backend: Any, works: list[Any]) -> None:
+    """Let go of a backend, but not before its works have ended.
+
+    gloo's destructor waits for its transfers and holds the interpreter's lock meanwhile. They end
+    as soon as a peer closes, or at the time-out.
+    """
+    if not all(work.is_completed() for work in works):
+        threading.Thread(target=_hold, args=(backend, works), daemon=True).start()
+
+
 def _hold(backend: Any, works: list[Any]) -> None:
     """Keep a backend until its works have ended."""
     while not all(work.is_completed() for work in works):
         time.sleep(GREETING_POLL_SECONDS)
     del backend
-
-
-def _open_store(address: GroupAddress, listener_fd: int | None = None) -> dist.TCPStore:
-    options = {} if listener_fd is None else {"master_listen_fd": listener_fd}
-    try:
-        return dist.TCPStore(
-            address.host,
-            address.port,
-            is_master=listener_fd is not None,
-            timeout=timedelta(seconds=address.timeout_seconds),
-            wait_for_workers=False,
-            **options,
-        )
-    except RuntimeError as error:
-        raise WeightSyncError(
-            f"group {address.name}: no store at {address.host}:{address.port} ({error})"
-        ) from error
-
-
-def _local_address(address: GroupAddress) -> str:
-    """Return the address of this machine from which the trainer's is reached; sends nothing."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address.host, address.port))
-        name: str = probe.getsockname()[0]
-        return name
-
-
-@contextlib.contextmanager
-def _errors_left_to_us() -> Iterator[None]:
-    """Keep NCCL's watchdog from ending the process over this group; its constructor reads it."""
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

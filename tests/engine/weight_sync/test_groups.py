@@ -137,6 +137,33 @@ def test_abort_ends_a_wait(threads):
     trainer.abort()
 
 
+@pytest.mark.parametrize("first", ["abort", "launch"])
+def test_an_abort_in_the_midst_of_a_broadcast_is_no_hang(threads, first, monkeypatch):
+    trainer, (receiver,) = joined(threads)
+    launch = receiver._launch
+
+    def launch_beside_an_abort(backend, flat):
+        if first == "abort":
+            receiver.abort()
+        work = launch(backend, flat)
+        receiver.abort()
+        return work
+
+    monkeypatch.setattr(receiver, "_launch", launch_beside_an_abort)
+    began = time.monotonic()
+    with pytest.raises(WeightSyncError, match=r"aborted|failed"):
+        receiver.broadcast(torch.zeros(1 << 20))
+    assert time.monotonic() - began < 10
+    trainer.abort()
+
+
+def test_an_abort_before_the_join_is_an_error_of_ours():
+    trainer = listen(1)
+    trainer.abort()
+    with pytest.raises(WeightSyncError, match="joining was aborted"):
+        trainer.join()
+
+
 def test_a_check_ends_a_wait(threads):
     trainer, (receiver,) = joined(threads)
 
