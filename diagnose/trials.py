@@ -37,6 +37,7 @@ class RankError:
     traceback: str
     phase: str | None
     unix_seconds: float
+    lost_peer: bool  # it only tells of another rank's failure
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,10 @@ def explain_run(path: Path) -> tuple[Verdict, list[TrialVerdict]]:
 
 
 def read_rank_errors(folder: TrialFolder) -> list[RankError]:
-    """Read the ranks' error files, first failure first; a damaged file is skipped."""
+    """Read the ranks' error files, first failure first; a damaged file is skipped.
+
+    Ranks that only lost a peer come last, however early they said so.
+    """
     found = []
     for file in sorted((folder.path / "errors").glob("rank*.json")):
         try:
@@ -128,10 +132,11 @@ def read_rank_errors(folder: TrialFolder) -> list[RankError]:
             text = str(said.get("traceback") or f"{said['type']}: {said.get('message', '')}")
             when = float(said.get("unix_seconds", file.stat().st_mtime))
             time.localtime(when)  # raises for what is no moment
-            found.append(RankError(rank, str(file), text, _text_or_none(said.get("phase")), when))
+            phase, lost_peer = _text_or_none(said.get("phase")), said.get("lost_peer") is True
+            found.append(RankError(rank, str(file), text, phase, when, lost_peer))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             warn_once(logger, f"{file}: not a rank's error, skipped ({error})")
-    return sorted(found, key=lambda error: error.unix_seconds)
+    return sorted(found, key=lambda error: (error.lost_peer, error.unix_seconds))
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -50,6 +50,13 @@ def test_the_rank_that_failed_first_is_the_root(tmp_path):
     assert '"traceback"' in (tmp_path / "errors" / "rank1.json").read_text().splitlines()[line - 1]
 
 
+def test_a_rank_that_lost_its_peer_is_no_root(tmp_path):
+    make_trial(tmp_path, [(0, "ValueError: no such thing", 100.5), (1, "PeerError: rank 0", 100.0)])
+    file = tmp_path / "errors" / "rank1.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lost_peer": True}))
+    assert explain_trial(tmp_path, record(TrialStatus.CRASHED)).root_rank == 0
+
+
 def test_the_logs_come_first_in_the_evidence(tmp_path):
     logs = [("x/attempt_0/1/stderr.log", f"step 3\n{OOM}\n")]
     make_trial(tmp_path, [(1, OOM, 100.0)], logs)
