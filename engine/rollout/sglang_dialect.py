@@ -169,7 +169,7 @@ class SglangDialect:
         try:
             reason = answer["meta_info"]["finish_reason"]["type"]
             # a request that was aborted in the queue tells of no tokens at all
-            unknown = {"output_token_logprobs": []} if reason == "abort" else {}
+            unknown: dict[str, Any] = {"output_token_logprobs": []} if reason == "abort" else {}
             entries = {**unknown, **answer["meta_info"]}["output_token_logprobs"]
             tokens = [int(entry[1]) for entry in entries]
             values = [float(entry[0]) for entry in entries]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 TOKEN_PREFIX = "token_id:"  # of the servers' names for tokens without a tokenizer
 # One call receives one bucket: the server's own buffer must not cut it in two.
 PACKED_BUFFER_BYTES = 1 << 50
-FIRST_LABEL = "default"  # of a server that nobody has labelled
 
 
 class VllmDialect:
@@ -86,9 +85,9 @@ class VllmDialect:
         """Join over raw NCCL, with the id that the trainer minted."""
         if not address.unique_id:
             raise WeightSyncError(
-                f"group {address.name}: a vLLM server joins over raw NCCL and needs the trainer's "
-                "unique id. Make the group with it (weight_sync/nccl_group), or switch "
-                "weight_update_mode to disk."
+                f"group {address.name}: a vLLM server joins over raw NCCL by the trainer's unique "
+                "id, which the address of this group does not carry. Switch weight_update_mode to "
+                "disk."
             )
         info = {
             "nccl_unique_id_b64": address.unique_id,
@@ -153,7 +152,8 @@ class VllmDialect:
 
     def read_label(self, answer: Any) -> str | None:
         """Read the server's weight version."""
-        return _find(answer, "weight_version")
+        label = _find(answer, "weight_version")
+        return label if label is None else str(label)
 
     def generate(self, request: GenerationRequest) -> ServerCall:
         """Complete one sequence of token ids."""

@@ -92,7 +92,7 @@ def _read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            header = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
+            header: Any = json.loads(file.read(min(length, MAX_HEADER_BYTES)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         ends = [entry["data_offsets"][1] for entry in entries.values()]
         shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
