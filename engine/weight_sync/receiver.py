@@ -72,19 +72,20 @@ class BucketReceiver:
         Collective over: the group. Raises WeightSyncError.
         """
         targets = [self._find(spec) for spec in bucket.specs]
-        if self.group is None:
+        group = self.group  # `abandon` may take it away meanwhile
+        if group is None:
             raise WeightSyncError("a bucket was announced before the weight-update group was made")
         self.state = ReceiverState.PARTIAL
         if bucket.packed:
             stage = self._staging(bucket.num_bytes)
-            self.group.broadcast(stage).wait()
+            group.broadcast(stage).wait()
             for spec, offset, target in zip(bucket.specs, bucket.offsets, targets, strict=True):
                 part = stage[offset : offset + spec.num_bytes]
                 target.copy_(part.view(target.dtype).view(spec.shape))
         else:
             for spec, target in zip(bucket.specs, targets, strict=True):
                 stage = self._staging(spec.num_bytes)
-                self.group.broadcast(stage).wait()
+                group.broadcast(stage).wait()
                 target.copy_(stage.view(target.dtype).view(spec.shape))
         # the stage is filled anew by the next broadcast, on a stream of its own
         self.device.synchronize()
@@ -95,11 +96,12 @@ class BucketReceiver:
 
         Collective over: the group. Raises WeightSyncError.
         """
-        if self.group is None:
+        group = self.group
+        if group is None:
             raise WeightSyncError("the wire was to be measured without a weight-update group")
         stage = self._staging(num_bytes)
         for _ in range(repeats):
-            pending = self.group.broadcast(stage)
+            pending = group.broadcast(stage)
             if not self.device.is_asynchronous:  # else the device goes from one to the next
                 pending.wait()
         pending.wait()

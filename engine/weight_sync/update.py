@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -347,5 +347,5 @@ def _release(engine: InferenceEngine, reason: str, may_continue: bool) -> int:
     return version
 
 
-def _fields(clock: PhaseClock) -> dict[str, float]:
+def _fields(clock: PhaseClock) -> dict[str, Any]:
     return {f"{phase}_seconds": seconds for phase, seconds in clock.read().items()}

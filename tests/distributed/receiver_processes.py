@@ -35,15 +35,19 @@ FILE = "weights.safetensors"
 class Receiver:
     """The child's side: one BucketReceiver a stage, and a fault to commit."""
 
-    def __init__(self, stages: list[list[TensorSpec]], fault: str) -> None:
-        self.fault = fault
+    def __init__(self, stages: list[list[TensorSpec]], fault: str, device: Device = CPU) -> None:
+        self.fault, self.device = fault, device
+        where = device.torch_device
         self.version, self.pending = 0, False
         self.paused = False
         self.live = [
-            {s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for s in specs}
+            {
+                s.name: torch.zeros(s.shape, dtype=getattr(torch, s.dtype), device=where)
+                for s in specs
+            }
             for specs in stages
         ]
-        self.receivers = [BucketReceiver(live, CPU) for live in self.live]
+        self.receivers = [BucketReceiver(live, device) for live in self.live]
         self.num_buckets = 0
 
     def pause(self, in_flight: str) -> None:
@@ -59,7 +63,7 @@ class Receiver:
             return
         if self.fault == "wrong world size":
             address = replace(address, first_rank=address.world_size)
-        group = WeightGroup.enter(address, CPU)
+        group = WeightGroup.enter(address, self.device)
         group.join()
         self.receivers[address.stage].attach(group)
 
@@ -71,6 +75,9 @@ class Receiver:
         if self.fault == f"reset at bucket {self.num_buckets}":
             self.pending = True
             raise OSError("connection reset")
+        if self.fault == f"skip bucket {self.num_buckets}":  # says yes and does not listen
+            self.pending = True
+            return
         if self.fault == "another model":
             self.receivers[stage].live = {"other": torch.zeros(1)}
         if self.fault == f"hang at bucket {self.num_buckets}":

@@ -1,0 +1,94 @@
+"""Stores and backends of weight-update groups: torch's own, built without its default world.
+
+`init_process_group` would enter a group into torch's world of the process, where there is one
+default. The classes are public; their type stubs are not complete, so that they are `Any` here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch.distributed as dist
+
+from fsdpbench.engine.weight_sync.records import GroupAddress
+from fsdpbench.errors import WeightSyncError
+
+# NCCL's own time-out ends the process, so it must come long after ours.
+NCCL_PATIENCE = 10.0
+
+torch_distributed: Any = dist
+Store: TypeAlias = Any  # dist.TCPStore
+
+
+def open_store(address: GroupAddress, listener_fd: int | None = None) -> Store:
+    """Open the group's key-value store: as its server behind a bound socket, or as a client.
+
+    The store owns the descriptor from here on. Raises WeightSyncError.
+    """
+    options = {} if listener_fd is None else {"master_listen_fd": listener_fd}
+    try:
+        return torch_distributed.TCPStore(
+            address.host,
+            address.port,
+            is_master=listener_fd is not None,
+            timeout=timedelta(seconds=address.timeout_seconds),
+            wait_for_workers=False,
+            **options,
+        )
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"group {address.name}: no store at {address.host}:{address.port} ({error})"
+        ) from error
+
+
+def build_backend(address: GroupAddress, rank: int, store: Store) -> Any:
+    """Build the process group of one member; gloo connects here, NCCL in its first collective.
+
+    Keys have the prefixes that `init_process_group` gives them for a group of this name.
+    Collective over: the group.
+    """
+    name, size = address.name, address.world_size
+    prefixed = torch_distributed.PrefixStore(name, store)
+    prefixed = torch_distributed.PrefixStore(f"{name}/", prefixed)
+    if address.backend == "gloo":
+        gloo = torch_distributed.ProcessGroupGloo
+        options = gloo._Options()
+        # torch's default asks the host's name, which may lead to a public interface or to none
+        options._devices = [gloo.create_device(hostname=find_local_address(address))]
+        options._timeout = timedelta(seconds=address.timeout_seconds)
+        return gloo(torch_distributed.PrefixStore("cpu/", prefixed), rank, size, options)
+    nccl = torch_distributed.ProcessGroupNCCL
+    options = nccl.Options()
+    options.is_high_priority_stream = False
+    options._timeout = timedelta(seconds=address.timeout_seconds * NCCL_PATIENCE)
+    with errors_left_to_us():
+        return nccl(torch_distributed.PrefixStore("cuda/", prefixed), rank, size, options)
+
+
+def find_local_address(address: GroupAddress) -> str:
+    """Return the address of this machine from which the trainer's is reached; sends nothing."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address.host, address.port))
+        name: str = probe.getsockname()[0]
+        return name
+
+
+@contextlib.contextmanager
+def errors_left_to_us() -> Iterator[None]:
+    """Keep NCCL's watchdog from ending the process over a group; its constructor reads it."""
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
