@@ -11,6 +11,7 @@ import select
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,16 +42,28 @@ class Wire:
 
         At once and without clean-up, since the main thread may be in a collective for good.
         """
+        code = 1
+        try:
+            self._read(service, parent)
+            code = 0
+        except OSError:  # a parent that dies with answers unread resets the connection
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            raise
+        finally:
+            os._exit(code)
+
+    def _read(self, service: LocalService, parent: int) -> None:
         decoder = FrameDecoder()
         while os.getppid() == parent:
             if not select.select([self._connection], [], [], PARENT_POLL_SECONDS)[0]:
                 continue
             received = self._connection.recv(CHUNK_BYTES)
             if not received:
-                break
+                return
             for message in decoder.feed(received):
                 service.receive(message)
-        os._exit(0)
 
 
 def main() -> None:

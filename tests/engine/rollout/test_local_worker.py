@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
+
+from fsdpbench.engine.rollout.frames import encode_frame
+from fsdpbench.engine.rollout.local_worker import Wire
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 60.0
@@ -56,3 +61,29 @@ def test_a_killed_parent_leaves_no_worker(first_folder):
             assert psutil.pid_exists(pids["fork"])
         finally:
             os.kill(pids["fork"], signal.SIGKILL)
+
+
+class BrokenService:
+    def receive(self, message):
+        raise KeyError("call")
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(b"", 0), (encode_frame({}), 1), (b"\xff" * 8, 1)],
+    ids=["answers unread", "no call", "no frame"],
+)
+def test_whatever_ends_the_reading_ends_the_process(monkeypatch, sent, code):
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(sent)
+        Wire(ours).send({"result": "nobody reads this"})
+        if not sent:
+            theirs.close()  # Linux resets the other end then, instead of ending it
+        with pytest.raises(SystemExit) as caught:
+            Wire(ours).read_until_closed(BrokenService(), os.getppid())
+    assert caught.value.code == code
