@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from fsdpbench.engine.protocols import InferenceEngine
 from fsdpbench.errors import WeightSyncError
 
 T = TypeVar("T")
-THREADS_PER_ENGINE = 8  # an engine is told to give up while it still works on a bucket
+THREAD_NAME = "weight-sync"
 COURTESY_SECONDS = 5.0  # for what may fail: an engine that hangs has had its time-out already
 GRACE_SECONDS = 1.0  # beyond the time-out, since a group's or an engine's own error says more
 REMEDY = (
@@ -30,9 +31,6 @@ class Fanout:
 
     def __init__(self, engines: Sequence[InferenceEngine], timeout_seconds: float) -> None:
         self.engines, self.timeout_seconds = tuple(engines), timeout_seconds
-        # the engines' calls end by themselves, so that these threads do not outlive them for long
-        num_threads = max(1, THREADS_PER_ENGINE * len(self.engines))
-        self._threads = ThreadPoolExecutor(num_threads, "weight-sync")
 
     def label(self, index: int) -> str:
         """Return what messages call an engine."""
@@ -40,7 +38,7 @@ class Fanout:
 
     def start(self, call: Callable[[InferenceEngine], T]) -> list[Future[T]]:
         """Begin a blocking call of every engine; return the outcomes by engine."""
-        return [self._threads.submit(call, engine) for engine in self.engines]
+        return [_run_aside(call, engine) for engine in self.engines]
 
     def begin(self, call: Callable[[int, InferenceEngine], Future[T]]) -> list[Future[T]]:
         """Begin a call that returns a Future of every engine; the outcomes hold what it raises."""
@@ -48,7 +46,7 @@ class Fanout:
         def run(index: int) -> T:
             return call(index, self.engines[index]).result(self.timeout_seconds + GRACE_SECONDS)
 
-        return [self._threads.submit(run, index) for index in range(len(self.engines))]
+        return [_run_aside(run, index) for index in range(len(self.engines))]
 
     def call(self, phase: str, call: Callable[[InferenceEngine], T]) -> list[T]:
         """Call a blocking method of every engine; return the results by engine."""
@@ -82,10 +80,6 @@ class Fanout:
                 answers.append(future.result() if error is None else None)
         return answers
 
-    def close(self) -> None:
-        """Take no more calls; the threads end with those that run."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     def _result(self, phase: str, index: int, future: Future[T], seconds: float) -> T:
         late = f"no answer within {self.timeout_seconds:g} s"
         try:
@@ -101,3 +95,23 @@ class Fanout:
                 f"{self.label(index)}: {phase} failed: {said.rstrip('.')}.{remedy}"
             ) from error
         return future.result()
+
+
+def _run_aside(call: Callable[..., T], argument: object) -> Future[T]:
+    """Call in a thread of its own.
+
+    No pool: calls of an engine that hangs would use it up, and the interpreter waits for a pool's
+    threads before it ends, which would be for as long as the engine's own time-outs last.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = call(argument)
+        except BaseException as error:  # whoever asks for the outcome gets it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
+    return outcome

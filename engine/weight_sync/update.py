@@ -32,10 +32,11 @@ from fsdpbench.engine.weight_sync.names import name_for
 from fsdpbench.engine.weight_sync.source import NamedTensor, SourceModel
 from fsdpbench.engine.weight_sync.timings import PhaseClock, UpdateTimings
 from fsdpbench.engine.weight_sync.traits import check_traits
-from fsdpbench.errors import PeerError, WeightSyncError, list_names
+from fsdpbench.errors import ConfigError, PeerError, Violation, WeightSyncError, list_names
 from fsdpbench.log import get_logger
 
 logger = get_logger(__name__)
+TRAINER_FAILED = "the trainer failed"
 T = TypeVar("T")
 Publish = Callable[[int], Path]  # write and announce a version; collective over the trainer's ranks
 NamedTensorSource = Callable[[], Iterable[NamedTensor]]
@@ -86,6 +87,7 @@ class WeightUpdater:
         self.state = UpdaterState.APART
         self.receivers = Fanout(engines if self.leads else (), meta.timeout_seconds)
         self.connection: XcclConnection | None = None  # on rank 0, with xccl
+        self._holds_engines = False  # they are paused, or about to be
 
     def connect(self) -> None:
         """Check that the engines can take what is to be sent, and build the groups for xccl.
@@ -105,12 +107,13 @@ class WeightUpdater:
         Collective over: the trainer's ranks. Raises WeightSyncError on rank 0, PeerError elsewhere.
         """
         self._check_open()
-        if self.mode == "xccl":
-            outcome = self._send(version, named_tensors)
-            if isinstance(outcome, UpdateTimings):
-                return outcome
-            self._fall_back(outcome)
-        return self._write_and_load(version, named_tensors)
+        check_version(version)
+        try:
+            return self._carry(version, named_tensors)
+        except BaseException:
+            if self._holds_engines:  # an interrupt, or a rank that died, between two phases
+                self._give_up(WeightSyncError(TRAINER_FAILED))
+            raise
 
     def close(self) -> None:
         """Leave the groups; the engines go on as they are. Never raises; no communication."""
@@ -118,7 +121,6 @@ class WeightUpdater:
             self.connection.disconnect()
             self.connection = None
             self.receivers.ask(lambda engine: engine.destroy_weights_update_group())
-        self.receivers.close()
         self.state = UpdaterState.CLOSED
 
     def _check_open(self) -> None:
@@ -147,6 +149,14 @@ class WeightUpdater:
             connection.connect()
             self.connection = connection
         self.state = UpdaterState.CONNECTED
+
+    def _carry(self, version: int, named_tensors: NamedTensorSource) -> UpdateTimings:
+        if self.mode == "xccl":
+            outcome = self._send(version, named_tensors)
+            if isinstance(outcome, UpdateTimings):
+                return outcome
+            self._fall_back(outcome)
+        return self._write_and_load(version, named_tensors)
 
     def _send(self, version: int, named_tensors: NamedTensorSource) -> UpdateTimings | Failure:
         began = paused_at = time.perf_counter()
@@ -233,6 +243,7 @@ class WeightUpdater:
 
     def _pause(self) -> None:
         in_flight = self.meta.in_flight
+        self._holds_engines = True
         self.receivers.call("pausing", lambda engine: engine.pause_generation(in_flight))
 
     def _put_into_force(self, version: int, clock: PhaseClock, digests: DigestSums | None) -> None:
@@ -254,6 +265,7 @@ class WeightUpdater:
                 )
         clock.add("verify" if verifies else "apply", time.perf_counter() - began)
         self.receivers.call("continuing", lambda engine: engine.continue_generation())
+        self._holds_engines = False
 
     def _compare(self, sent: dict[str, str], arrived: Sequence[object]) -> None:
         for index, there in enumerate(arrived):
@@ -278,20 +290,18 @@ class WeightUpdater:
         Errors other than WeightSyncError end all ranks. Collective over: the trainer's ranks.
         """
         failure: Failure | None = None
-        has_ended = False
         with self._agreement(what):
             try:
                 if self.leads:
                     work()
-                has_ended = True
             except WeightSyncError as error:
-                has_ended = True
                 failure = Failure(self._give_up(error), isinstance(error, VerificationError))
-            finally:
-                if not has_ended:  # our own mistake or an interrupt; the engines must not wait
-                    self._give_up(WeightSyncError("the trainer failed"))
-                for _ in walk:  # ranks gather together, whatever became of rank 0's sending
-                    pass
+            except BaseException as error:  # the engines must not wait for us
+                self._give_up(WeightSyncError(TRAINER_FAILED))
+                if isinstance(error, Exception):  # an interrupt waits for no other rank
+                    _exhaust(walk)
+                raise
+            _exhaust(walk)  # ranks gather together, whatever became of rank 0's sending
         said = self._share(None if failure is None else (str(failure.error), failure.is_final))
         if said is None or failure is not None:
             return failure
@@ -300,6 +310,7 @@ class WeightUpdater:
     def _give_up(self, error: WeightSyncError) -> WeightSyncError:
         """Bring every engine into a state that can be trusted, and add to the error what it is."""
         self.state = UpdaterState.APART
+        self._holds_engines = False
         if self.connection is not None:
             self.connection.disconnect()
             self.connection = None
@@ -335,6 +346,19 @@ class WeightUpdater:
         values = [value]
         dist.broadcast_object_list(values, group=self.group, group_src=0)
         return values[0]
+
+
+def check_version(version: int) -> None:
+    """Raise ConfigError for what engines cannot tell from having no version, which is -1."""
+    if isinstance(version, bool) or not isinstance(version, int) or version < 0:
+        raise ConfigError(
+            [Violation("version", repr(version), "must be a whole number from 0", "count steps")]
+        )
+
+
+def _exhaust(walk: Iterable[NamedTensor]) -> None:
+    for _ in walk:
+        pass
 
 
 def _release(engine: InferenceEngine, reason: str, may_continue: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
 from fsdpbench.engine.models.export import iterate_gathered_parameters
 from fsdpbench.engine.weight_sync.buckets import StageMap, split_stages
 from fsdpbench.engine.weight_sync.digests import compute_digests
+from fsdpbench.engine.weight_sync.fanout import THREAD_NAME
 from fsdpbench.engine.weight_sync.records import ReceiverTraits
 from fsdpbench.engine.weight_sync.source import (
     SourceModel,
@@ -181,6 +183,9 @@ def many(rank: int, world_size: int, count: int) -> dict[str, Any]:
 
         def measure() -> dict[str, float]:
             gc.collect()
+            for thread in threading.enumerate():
+                if thread.name == THREAD_NAME:  # it has told its outcome and is about to end
+                    thread.join(10)
             return {
                 "handles": own.num_fds() + other.num_fds(),
                 "threads": own.num_threads() + other.num_threads(),

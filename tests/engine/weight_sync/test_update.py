@@ -8,7 +8,7 @@ from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.weight_sync.source import SourceModel
 from fsdpbench.engine.weight_sync.update import UpdaterState, WeightUpdater
-from fsdpbench.errors import WeightSyncError
+from fsdpbench.errors import ConfigError, WeightSyncError
 from tests.distributed.pool import run_on_ranks
 from tests.engine.weight_sync.engines import TableEngine
 
@@ -187,3 +187,48 @@ def test_a_mistake_of_the_trainer_frees_the_engines():
         "continue_generation",
     ]
     updater.close()
+
+
+@pytest.mark.parametrize("version", [-1, True, 1.5, "3", None])
+def test_a_version_that_engines_could_not_tell_is_refused(version):
+    engine = TableEngine()
+    updater = WeightUpdater([engine], WeightUpdateMeta(), SourceModel((), 1), Device("cpu"))
+    with pytest.raises(ConfigError, match=r"version=.*must be a whole number from 0"):
+        updater.update(version, list)
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a rank died")])
+def test_an_interrupt_between_two_phases_frees_the_engines(monkeypatch, error):
+    engine = TableEngine()
+    meta = WeightUpdateMeta(timeout_seconds=5)
+    updater = WeightUpdater([engine], meta, SourceModel((), 1), Device("cpu"))
+    updater.state = UpdaterState.CONNECTED
+
+    def begin_walk():
+        raise error
+
+    with pytest.raises(type(error)):
+        updater.update(1, begin_walk)
+    assert engine.calls == [
+        "pause_generation",
+        "abort_weight_update",
+        "destroy_weights_update_group",
+        "get_version",
+        "continue_generation",
+    ]
+    updater.close()
+
+
+def test_an_interrupt_does_not_wait_for_other_ranks():
+    engine = TableEngine(get_version=KeyboardInterrupt())
+    updater = WeightUpdater([engine], WeightUpdateMeta(), SourceModel((), 1), Device("cpu"))
+    walked = []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        updater._lead("a test", interrupt, (walked.append(one) for one in range(3)))
+    assert walked == []
+    assert engine.calls[0] == "abort_weight_update"
