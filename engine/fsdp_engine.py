@@ -101,6 +101,7 @@ class FSDPEngine(RankedEngine):
                 stack.callback(parts.close)
             del parts
             stack.callback(self._saves.close)
+            stack.callback(self.disconnect_engine)
 
     # ---- memory -------------------------------------------------------------------------------
 
