@@ -19,6 +19,7 @@ import torch
 
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.rollout.local import LocalEngine
+from fsdpbench.engine.weight_sync.fanout import Fanout
 from fsdpbench.engine.weight_sync.groups import WeightGroup
 
 MESSAGE_BYTES = {"cpu": 32 << 20}
@@ -38,32 +39,43 @@ def measure_broadcast(
     The group has the members of the one for weights, and is gone afterwards. Rank 0 calls it.
     """
     num_bytes = MESSAGE_BYTES.get(device.type, DEVICE_MESSAGE_BYTES)
+    count = NUM_WARMUPS + NUM_MESSAGES
+    fanout = Fanout(receivers, timeout_seconds)
     group = WeightGroup.listen("limit", 1 + len(receivers), device, timeout_seconds)
     try:
-        joins = [
-            receiver.init_weights_update_group(group.address_for(rank))
-            for rank, receiver in enumerate(receivers, start=1)
-        ]
-        group.join()
-        for future in joins:
-            future.result(timeout_seconds)
-        count = NUM_WARMUPS + NUM_MESSAGES
-        takes = [receiver.rehearse_broadcast(num_bytes, count) for receiver in receivers]
-        seconds = time_broadcasts(group, device, num_bytes, count)
-        for future in takes:
-            future.result(timeout_seconds)
+        joins = fanout.begin(
+            lambda index, receiver: receiver.init_weights_update_group(group.address_for(1 + index))
+        )
+        group.join(lambda: fanout.raise_failures("joining", joins))
+        fanout.collect("joining", joins)
+        takes = fanout.begin(lambda _, receiver: receiver.rehearse_broadcast(num_bytes, count))
+        seconds = time_broadcasts(
+            group, device, num_bytes, count, lambda: fanout.raise_failures("measuring", takes)
+        )
+        fanout.collect("measuring", takes)
+    except BaseException:
+        group.abort()  # members may be in the midst of a message
+        raise
     finally:
-        for receiver in receivers:
-            receiver.destroy_weights_update_group()
+        fanout.ask(lambda receiver: receiver.destroy_weights_update_group())
         group.close()
     return num_bytes / median(seconds[NUM_WARMUPS:])
 
 
-def time_broadcasts(group: WeightGroup, device: Device, num_bytes: int, count: int) -> list[float]:
-    """Return the seconds of each message; on a device they follow each other without the host."""
+def time_broadcasts(
+    group: WeightGroup,
+    device: Device,
+    num_bytes: int,
+    count: int,
+    check: Callable[[], None] | None = None,
+) -> list[float]:
+    """Return the seconds of each message; on a device they follow each other without the host.
+
+    `check` is called now and then and may raise to give up.
+    """
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=device.torch_device)
     if not device.is_asynchronous:
-        return [_time(group.broadcast(message).wait) for _ in range(count)]
+        return [_time(lambda: group.broadcast(message).wait(check)) for _ in range(count)]
     marks = [device.event(timing=True) for _ in range(count + 1)]
     device.synchronize()
     stream = device.current_stream()
@@ -72,7 +84,7 @@ def time_broadcasts(group: WeightGroup, device: Device, num_bytes: int, count: i
         pending = group.broadcast(message)
         pending.work.wait()  # the current stream's wait, not the host's
         mark.record(stream)
-    pending.wait()
+    pending.wait(check)
     device.synchronize()
     return [begin.elapsed_time(end) / 1e3 for begin, end in pairwise(marks)]
 

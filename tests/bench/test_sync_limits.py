@@ -1,5 +1,6 @@
 """Limits are rates of what was really carried, and leave nothing behind."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -10,12 +11,16 @@ from fsdpbench.bench.sync_limits import measure_broadcast, measure_disk, time_br
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.weight_sync.groups import WeightGroup
 from fsdpbench.engine.weight_sync.receiver import BucketReceiver
+from fsdpbench.engine.weight_sync.records import ReceiverTraits
+from fsdpbench.errors import WeightSyncError, WorkerError
 
 CPU = Device("cpu")
 
 
 class ThreadReceiver:
     """A receiver that is a thread of this process; it has no weights."""
+
+    traits = ReceiverTraits("local")
 
     def __init__(self, pool):
         self.pool = pool
@@ -45,6 +50,21 @@ def test_the_wire_is_measured_among_all_receivers(monkeypatch):
         assert measure_broadcast(receivers, CPU, 30.0) > 0
     assert [receiver.taken for receiver in receivers] == [[(1 << 20, 11)]] * 2
     assert all(receiver.receiver.group is None for receiver in receivers)
+
+
+def test_a_receiver_that_fails_ends_the_measurement_at_once_and_is_named(monkeypatch):
+    monkeypatch.setitem(sync_limits.MESSAGE_BYTES, "cpu", 1 << 20)
+    with ThreadPoolExecutor(2) as pool:
+        for method in ("init_weights_update_group", "rehearse_broadcast"):
+            receivers = [ThreadReceiver(pool) for _ in range(2)]
+            death: Future[None] = Future()
+            death.set_exception(WorkerError("ended by signal SIGKILL"))
+            monkeypatch.setattr(receivers[1], method, lambda *_, death=death: death)
+            began = time.monotonic()
+            with pytest.raises(WeightSyncError, match=r"receiver 1 \(local\): .* SIGKILL"):
+                measure_broadcast(receivers, CPU, 30.0)
+            assert time.monotonic() - began < 20
+            assert all(receiver.receiver.group is None for receiver in receivers)
 
 
 def test_the_disk_is_measured_and_left_as_it_was(tmp_path):
