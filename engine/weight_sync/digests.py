@@ -62,14 +62,27 @@ def compare_digests(sent: Mapping[str, str], arrived: Mapping[str, str], receive
         problems.append(f"missing there: {list_names(missing)}")
     if unexpected := [name for name in arrived if name not in sent]:
         problems.append(f"never sent: {list_names(unexpected)}")
-    if differing := [name for name in sent if arrived.get(name, sent[name]) != sent[name]]:
-        problems.append(f"other values, shape or dtype: {list_names(differing)}")
+    common = [name for name in sent if name in arrived]
+    recast = {name: None for name in common if _head(sent[name]) != _head(arrived[name])}
+    if recast:
+        first = next(iter(recast))
+        problems.append(
+            f"other shape or dtype: {list_names(recast)} ({first} is {_head(sent[first])} here and "
+            f"{_head(arrived[first])} there; the engine's dtype must be wire_dtype)"
+        )
+    if differing := [name for name in common if name not in recast and sent[name] != arrived[name]]:
+        problems.append(f"other values: {list_names(differing)}")
     if problems:
         raise WeightSyncError(
             f"{receiver} does not hold the weights that were sent: {'; '.join(problems)}. Nothing "
             "it generates now can be trusted; check that it runs the same model and that nothing "
             "else writes its weights."
         )
+
+
+def _head(digest: str) -> str:
+    """Return dtype and shape of a digest."""
+    return digest.partition(":")[0]
 
 
 @torch.no_grad()

@@ -7,8 +7,9 @@ import pytest
 
 from fsdpbench.engine.config.train import TrainEngineConfig
 from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
+from fsdpbench.engine.fsdp_engine import FSDPEngine
 from fsdpbench.engine.weight_updates import build_updater
-from fsdpbench.errors import ConfigError
+from fsdpbench.errors import ConfigError, FsdpbenchError
 from tests.distributed.pool import run_on_ranks
 from tests.engine.test_fsdp_engine import make_config
 
@@ -55,3 +56,20 @@ class Parts:
 def test_adapters_alone_need_adapters():
     with pytest.raises(ConfigError, match="send_adapters=True: needs an engine with adapters"):
         build_updater(Parts(), (), WeightUpdateMeta(send_adapters=True))
+
+
+class Updater:
+    is_closed = False
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_destroyed_engine_has_left_its_rollout_engines():
+    engine = FSDPEngine(TrainEngineConfig())
+    engine._updater = updater = Updater()
+    engine.destroy()
+    assert updater.is_closed
+    engine.destroy()
+    with pytest.raises(FsdpbenchError, match="call connect_engine"):
+        engine.update_weights()

@@ -74,14 +74,20 @@ def test_views_that_are_not_contiguous_count_as_their_values():
 
 
 def test_differences_are_named_at_most_five():
-    sent = {f"w{i}": "a" for i in range(9)}
-    arrived = {**{f"w{i}": "b" for i in range(7)}, "w7": "a", "extra": "a"}
+    sent = {f"w{i}": "float32[4]:a" for i in range(9)}
+    arrived = {
+        **{f"w{i}": "float32[4]:b" for i in range(6)},
+        "w6": "bfloat16[4]:a",
+        "w7": sent["w7"],
+        "extra": "float32[4]:a",
+    }
     with pytest.raises(WeightSyncError) as caught:
         compare_digests(sent, arrived, "receiver 1")
     text = str(caught.value)
     assert "missing there: w8" in text
     assert "never sent: extra" in text
-    assert "w0, w1, w2, w3, w4 and 2 more" in text
+    assert "other values: w0, w1, w2, w3, w4 and 1 more" in text
+    assert "other shape or dtype: w6 (w6 is float32[4] here and bfloat16[4] there; " in text
     compare_digests(sent, dict(sent), "receiver 1")
 
 

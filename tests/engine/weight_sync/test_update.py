@@ -125,7 +125,7 @@ def test_a_receiver_that_fails_ends_both_sides_and_is_named(faults, said, states
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("corrupt", "other values, shape or dtype: model.layers.0.w."),
+        ("corrupt", "other values: model.layers.0.w."),
         ("stale", "has version 0 in force instead of 1"),
     ],
 )
