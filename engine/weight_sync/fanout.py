@@ -32,6 +32,11 @@ class Fanout:
     def __init__(self, engines: Sequence[InferenceEngine], timeout_seconds: float) -> None:
         self.engines, self.timeout_seconds = tuple(engines), timeout_seconds
 
+    @property
+    def courtesy_seconds(self) -> float:
+        """How long `ask` waits."""
+        return min(self.timeout_seconds, COURTESY_SECONDS)
+
     def label(self, index: int) -> str:
         """Return what messages call an engine."""
         return f"receiver {index} ({self.engines[index].traits.dialect})"
@@ -69,7 +74,7 @@ class Fanout:
     def ask(self, call: Callable[[InferenceEngine], T]) -> list[T | None]:
         """Call a method of every engine; None stands for those that fail or do not answer."""
         futures = self.start(call)
-        deadline = time.monotonic() + min(self.timeout_seconds, COURTESY_SECONDS)
+        deadline = time.monotonic() + self.courtesy_seconds
         answers: list[T | None] = []
         for future in futures:
             try:

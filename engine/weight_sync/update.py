@@ -316,7 +316,10 @@ class WeightUpdater:
             self.connection = None
         reason = str(error)
         may_continue = not isinstance(error, VerificationError)
-        versions = self.receivers.ask(lambda engine: _release(engine, reason, may_continue))
+        deadline = time.monotonic() + self.receivers.courtesy_seconds
+        versions = self.receivers.ask(
+            lambda engine: _release(engine, reason, may_continue, deadline)
+        )
         if not may_continue:
             return error
         labels = [self.receivers.label(index) for index in range(len(versions))]
@@ -361,12 +364,21 @@ def _exhaust(walk: Iterable[NamedTensor]) -> None:
         pass
 
 
-def _release(engine: InferenceEngine, reason: str, may_continue: bool) -> int:
-    """Free an engine of an update that failed; return the version it has in force."""
+def _release(
+    engine: InferenceEngine, reason: str, may_continue: bool, deadline: float
+) -> int | None:
+    """Free an engine of an update that failed; return the version it has in force.
+
+    After the deadline nothing more is asked of it: it would disturb the next update.
+    """
     engine.abort_weight_update(reason)
+    if time.monotonic() > deadline:
+        return None
     engine.destroy_weights_update_group()
+    if time.monotonic() > deadline:
+        return None
     version = engine.get_version()
-    if may_continue and version >= 0:
+    if may_continue and version >= 0 and time.monotonic() <= deadline:
         engine.continue_generation()
     return version
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.rollout.generation import SamplingSettings
 from fsdpbench.engine.rollout.local import (
@@ -25,6 +27,8 @@ from fsdpbench.engine.weight_sync.digests import compute_digests
 from fsdpbench.engine.weight_sync.disk import DiskChannel
 from fsdpbench.engine.weight_sync.groups import WeightGroup
 from fsdpbench.engine.weight_sync.records import Bucket, TensorSpec
+from fsdpbench.engine.weight_sync.source import describe_source
+from fsdpbench.engine.weight_sync.update import WeightUpdater
 from fsdpbench.errors import ConfigError, WeightSyncError, WorkerError
 from tests.engine.rollout.reference import greedy, logprobs_of
 
@@ -164,6 +168,46 @@ def test_a_trainer_that_stops_half_way(engine, first_folder, second_folder):
     with pytest.raises(WeightSyncError, match="holds no whole set of weights"):
         engine.continue_generation()
     group.close()
+
+
+@pytest.mark.parametrize("phase", ["pausing", "receiving a bucket", "finishing the update"])
+def test_a_process_that_stops_ends_the_update_and_takes_the_next(
+    engine, second_folder, second_model, phase, monkeypatch
+):
+    weights = load_file(second_folder / "model.safetensors")
+    source = describe_source(weights.items(), "float32", num_layers=2)
+    meta = WeightUpdateMeta(wire_dtype="float32", verify=True, timeout_seconds=1.0)
+    updater = WeightUpdater([engine], meta, source, Device("cpu"))
+    updater.connect()
+    call = {
+        "pausing": "pause_generation",
+        "receiving a bucket": "update_weights_from_distributed",
+        "finishing the update": "finish_weight_update",
+    }[phase]
+    method = getattr(engine, call)
+
+    def stop_and_call(*arguments, **named):
+        os.kill(engine.pid, signal.SIGSTOP)
+        return method(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, call, stop_and_call)
+        try:
+            began = time.monotonic()
+            with pytest.raises(WeightSyncError, match=r"Not answering: receiver 0") as caught:
+                updater.update(8, lambda: iter(weights.items()))
+            assert time.monotonic() - began < 20
+            assert phase in str(caught.value) or "broadcast" in str(caught.value)
+        finally:
+            os.kill(engine.pid, signal.SIGCONT)
+    updater.close()
+    updater = WeightUpdater(
+        [engine], meta.with_changes({"timeout_seconds": PATIENCE}), source, Device("cpu")
+    )
+    updater.update(9, lambda: iter(weights.items()))
+    updater.close()
+    assert engine.get_version() == 9
+    assert engine.generate(PROMPTS, GREEDY)[0].tokens == greedy(second_model, PROMPTS[0], 6)
 
 
 def test_an_engine_that_is_not_continued_says_so(engine, monkeypatch):
