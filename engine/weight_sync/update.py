@@ -88,6 +88,8 @@ class WeightUpdater:
         self.receivers = Fanout(engines if self.leads else (), meta.timeout_seconds)
         self.connection: XcclConnection | None = None  # on rank 0, with xccl
         self._holds_engines = False  # they are paused, or about to be
+        self._has_begun = False  # an update; before, engines may be paused for another's reasons
+        self._distrusts = False  # one held other weights than were sent, and no update since
 
     def connect(self) -> None:
         """Check that the engines can take what is to be sent, and build the groups for xccl.
@@ -108,6 +110,7 @@ class WeightUpdater:
         """
         self._check_open()
         check_version(version)
+        self._has_begun = True
         try:
             return self._carry(version, named_tensors)
         except BaseException:
@@ -265,7 +268,7 @@ class WeightUpdater:
                 )
         clock.add("verify" if verifies else "apply", time.perf_counter() - began)
         self.receivers.call("continuing", lambda engine: engine.continue_generation())
-        self._holds_engines = False
+        self._holds_engines = self._distrusts = False
 
     def _compare(self, sent: dict[str, str], arrived: Sequence[object]) -> None:
         for index, there in enumerate(arrived):
@@ -315,12 +318,14 @@ class WeightUpdater:
             self.connection.disconnect()
             self.connection = None
         reason = str(error)
-        may_continue = not isinstance(error, VerificationError)
+        is_final = isinstance(error, VerificationError)
+        self._distrusts = self._distrusts or is_final
+        may_continue = self._has_begun and not self._distrusts
         deadline = time.monotonic() + self.receivers.courtesy_seconds
         versions = self.receivers.ask(
             lambda engine: _release(engine, reason, may_continue, deadline)
         )
-        if not may_continue:
+        if is_final:
             return error
         labels = [self.receivers.label(index) for index in range(len(versions))]
         torn = [label for label, v in zip(labels, versions, strict=True) if v is not None and v < 0]

@@ -7,7 +7,7 @@ import pytest
 from fsdpbench.engine.config.weight_sync import WeightUpdateMeta
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.weight_sync.source import SourceModel
-from fsdpbench.engine.weight_sync.update import UpdaterState, WeightUpdater
+from fsdpbench.engine.weight_sync.update import UpdaterState, VerificationError, WeightUpdater
 from fsdpbench.errors import ConfigError, WeightSyncError
 from tests.distributed.pool import run_on_ranks
 from tests.engine.weight_sync.engines import TableEngine
@@ -232,3 +232,26 @@ def test_an_interrupt_does_not_wait_for_other_ranks():
         updater._lead("a test", interrupt, (walked.append(one) for one in range(3)))
     assert walked == []
     assert engine.calls[0] == "abort_weight_update"
+
+
+def test_an_engine_with_wrong_weights_is_not_continued_by_a_later_failure(tmp_path):
+    engine = TableEngine(finish_weight_update={"extra": "float32[1]:0"})
+    meta = WeightUpdateMeta(type="disk", path=str(tmp_path), verify=True, timeout_seconds=5)
+    source = SourceModel((), 1)
+    updater = WeightUpdater([engine], meta, source, Device("cpu"), publish=lambda _: tmp_path)
+    with pytest.raises(VerificationError, match="never sent: extra"):
+        updater.update(1, list)
+    engine.answers["pause_generation"] = OSError("no route")
+    with pytest.raises(WeightSyncError, match="no route"):
+        updater.update(2, list)
+    updater.close()
+    later = WeightUpdater([engine], meta, source, Device("cpu"))
+    with pytest.raises(WeightSyncError, match="no way to write"):
+        later.connect()
+    later.close()
+    assert "continue_generation" not in engine.calls
+    engine.answers.clear()
+    again = WeightUpdater([engine], meta, source, Device("cpu"), publish=lambda _: tmp_path)
+    again.update(1, list)
+    again.close()
+    assert engine.calls[-1] == "continue_generation"
