@@ -48,7 +48,7 @@ def measure_broadcast(
         )
         group.join(lambda: fanout.raise_failures("joining", joins))
         fanout.collect("joining", joins)
-        takes = fanout.begin(lambda _, receiver: receiver.rehearse_broadcast(num_bytes, count))
+        takes = fanout.begin(lambda index, _: receivers[index].rehearse_broadcast(num_bytes, count))
         seconds = time_broadcasts(
             group, device, num_bytes, count, lambda: fanout.raise_failures("measuring", takes)
         )
