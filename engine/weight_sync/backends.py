@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -21,6 +24,9 @@ from fsdpbench.errors import WeightSyncError
 # NCCL's own time-out ends the process, so it must come long after ours.
 NCCL_PATIENCE = 10.0
 
+# The trainer has accepted a connection before; it may give up, or stop, just as we come.
+CONNECT_SECONDS = 5.0
+
 torch_distributed: Any = dist
 Store: TypeAlias = Any  # dist.TCPStore
 
@@ -30,20 +36,46 @@ def open_store(address: GroupAddress, listener_fd: int | None = None) -> Store:
 
     The store owns the descriptor from here on. Raises WeightSyncError.
     """
-    options = {} if listener_fd is None else {"master_listen_fd": listener_fd}
+    limit = address.timeout_seconds
+    if listener_fd is not None:
+        outcome = _run_aside(lambda: _build_store(address, limit, master_listen_fd=listener_fd))
+    else:
+        limit = min(limit, CONNECT_SECONDS)
+        outcome = _run_aside(lambda: _build_store(address, limit))
     try:
-        return torch_distributed.TCPStore(
-            address.host,
-            address.port,
-            is_master=listener_fd is not None,
-            timeout=timedelta(seconds=address.timeout_seconds),
-            wait_for_workers=False,
-            **options,
-        )
-    except RuntimeError as error:
+        store = outcome.result(limit)
+        store.set_timeout(timedelta(seconds=address.timeout_seconds))
+    except (RuntimeError, FutureTimeout) as error:
+        said = "no answer" if isinstance(error, FutureTimeout) else error
         raise WeightSyncError(
-            f"group {address.name}: no store at {address.host}:{address.port} ({error})"
+            f"group {address.name}: no store at {address.host}:{address.port} ({said})"
         ) from error
+    return store
+
+
+def _build_store(address: GroupAddress, seconds: float, **options: int) -> Store:
+    return torch_distributed.TCPStore(
+        address.host,
+        address.port,
+        is_master=bool(options),
+        timeout=timedelta(seconds=seconds),
+        wait_for_workers=False,
+        **options,
+    )
+
+
+def _run_aside(build: Callable[[], Store]) -> Future[Store]:
+    """Build a store in a thread: torch waits for ever for a server that accepts and is silent."""
+    outcome: Future[Store] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(build())
+        except RuntimeError as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="weight-group-store", daemon=True).start()
+    return outcome
 
 
 def build_backend(address: GroupAddress, rank: int, store: Store) -> Any:

@@ -9,6 +9,7 @@ import torch
 from fsdpbench.bench import sync_limits
 from fsdpbench.bench.sync_limits import measure_broadcast, measure_disk, time_broadcasts
 from fsdpbench.engine.device import Device
+from fsdpbench.engine.weight_sync import backends
 from fsdpbench.engine.weight_sync.groups import WeightGroup
 from fsdpbench.engine.weight_sync.receiver import BucketReceiver
 from fsdpbench.engine.weight_sync.records import ReceiverTraits
@@ -54,7 +55,8 @@ def test_the_wire_is_measured_among_all_receivers(monkeypatch):
 
 def test_a_receiver_that_fails_ends_the_measurement_at_once_and_is_named(monkeypatch):
     monkeypatch.setitem(sync_limits.MESSAGE_BYTES, "cpu", 1 << 20)
-    with ThreadPoolExecutor(2) as pool:
+    monkeypatch.setattr(backends, "CONNECT_SECONDS", 0.5)  # the other one may come too late
+    with ThreadPoolExecutor(4) as pool:
         for method in ("init_weights_update_group", "rehearse_broadcast"):
             receivers = [ThreadReceiver(pool) for _ in range(2)]
             death: Future[None] = Future()

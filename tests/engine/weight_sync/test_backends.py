@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 
 import pytest
 
-from fsdpbench.engine.weight_sync.backends import errors_left_to_us, find_local_address
+from fsdpbench.engine.weight_sync import backends
+from fsdpbench.engine.weight_sync.backends import (
+    errors_left_to_us,
+    find_local_address,
+    open_store,
+)
 from fsdpbench.engine.weight_sync.records import GroupAddress
+from fsdpbench.errors import WeightSyncError
 
 NAME = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -26,3 +34,15 @@ def test_the_watchdog_of_other_groups_keeps_its_setting(monkeypatch, before):
     with errors_left_to_us():
         assert os.environ[NAME] == "0"
     assert os.environ.get(NAME) == before
+
+
+def test_a_store_that_does_not_answer_is_given_up_long_before_the_time_out(monkeypatch):
+    monkeypatch.setattr(backends, "CONNECT_SECONDS", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = GroupAddress(*silent.getsockname(), "weights", 2, 1, "gloo", 60.0)
+        began = time.monotonic()
+        with pytest.raises(WeightSyncError, match="group weights: no store at 127"):
+            open_store(address)
+        assert time.monotonic() - began < 20
