@@ -13,7 +13,7 @@ from tests.distributed.pool import run_on_ranks
 from tests.engine.weight_sync.engines import TableEngine
 
 PAYLOAD = "tests.distributed.payloads.weight_sync_update"
-SHORT_SECONDS = 2.0  # where the time-out itself is waited for
+SHORT_SECONDS = 6.0  # joining takes part of it on a machine that is busy
 LONG_SECONDS = 30.0
 
 
@@ -104,7 +104,7 @@ def end_of(faults, meta=None, folder="", timeout_seconds=LONG_SECONDS):
             r"receiver 1 .* has ended.*Incomplete.*: receiver 0 .*Not answering: receiver 1",
             [(-1, True)],
         ),
-        (["hang at bucket 1"], "no answer within 2 s|did not end within 2 s", []),
+        (["hang at bucket 1"], "no answer within 6 s|did not end within 6 s", []),
         (["another model"], "no such weight here", [(0, False)]),
     ],
     ids=lambda value: "+".join(map(str, value)) if isinstance(value, list) else "",
