@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fsdpbench.bench.sweep import SweepPlan
     from fsdpbench.bench.sync_command import SyncOptions
 
-STOPPING = "ending the running trial; finished trials are kept (continue with --resume)"
+STOPPING = "ending the running trial; finished trials are kept (a sweep continues with --resume)"
 
 app = typer.Typer(
     name="fsdpbench",

@@ -35,6 +35,11 @@ IGNORED: tuple[tuple[tuple[str, ...], Callable[[TrainEngineConfig], bool], str],
         "fsdp.per_layer_optim_step is false",
     ),
     (
+        ("grad_reduce_dtype",),
+        lambda config: config.optimizer is None,
+        "optimizer is null: nothing is trained",
+    ),
+    (
         ("gradient_checkpointing_policy",),
         lambda config: not config.gradient_checkpointing,
         "gradient_checkpointing is false",

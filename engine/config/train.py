@@ -205,6 +205,18 @@ class TrainEngineConfig(StrictModel):
             "set grad_reduce_dtype to float32, or dtype to bfloat16",
         )
 
+    @rule("gradient_checkpointing_policy", "gradient_checkpointing", "attn_impl")
+    def _kept_attention_is_one_operator(self) -> Violation | None:
+        keeps = self.gradient_checkpointing_policy in ("keep_attention", "keep_both")
+        if not (self.gradient_checkpointing and keeps and self.attn_impl == "eager"):
+            return None
+        return Violation(
+            "gradient_checkpointing_policy",
+            repr(self.gradient_checkpointing_policy),
+            "attn_impl 'eager' is many operators, none of which is attention",
+            "use keep_matmul or full, or another attn_impl",
+        )
+
     @rule("enable_tree_training", "backend")
     def _trees_have_one_context_rank(self) -> Violation | None:
         if not self.enable_tree_training or self.context_parallel_size == 1:

@@ -114,7 +114,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "continue with --resume" in err
+    assert "finished trials are kept" in err
     assert "Traceback" not in err
     assert list_marked(trials) == []
     assert (tmp_path / "r" / "results.jsonl").read_bytes() == b""

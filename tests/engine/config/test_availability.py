@@ -41,6 +41,8 @@ def test_sft_is_available():
         ({"lora_rank": 8}, ["lora_rank"]),
         ({"lora_rank": 8, "use_lora": True}, []),
         ({"lora_rank": 32}, []),
+        ({"grad_reduce_dtype": "bfloat16"}, ["grad_reduce_dtype"]),
+        ({"grad_reduce_dtype": "bfloat16", "optimizer": {}}, []),
         ({"gradient_checkpointing_policy": "keep_matmul"}, ["gradient_checkpointing_policy"]),
         (
             {"gradient_checkpointing_policy": "keep_matmul", "gradient_checkpointing": True},

@@ -63,6 +63,14 @@ REFUSED = {
         {"dtype": "float32", "grad_reduce_dtype": "bfloat16", "optimizer": {}},
         {"grad_reduce_dtype"},
     ),
+    "kept attention of many operators": (
+        {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_policy": "keep_both",
+            "attn_impl": "eager",
+        },
+        {"gradient_checkpointing_policy"},
+    ),
     "load without weights": (
         {"init_from_scratch": True, "fsdp": {"memory_efficient_load": True}},
         {"fsdp.memory_efficient_load"},
