@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-DRAIN_SECONDS = 5.0  # after a pause, for answers that are on their way
+DRAIN_SECONDS = 1.0  # after a pause, for answers that are on their way
 GRACE_SECONDS = 5.0  # beyond a group's time-out: the server's own error says more than ours
 MAX_EMPTY_ABORTS = 100  # of one sequence in a row, without a pause of ours
 EMPTY_ABORT_SECONDS = 0.05  # until the next try
@@ -124,6 +124,11 @@ class HttpEngine:
             takes_packed=self.settings.packed,
             channels=("xccl", "disk") if self.facts.takes_groups else ("disk",),
         )
+
+    @property
+    def num_requests(self) -> int:
+        """Requests for tokens that are at the server."""
+        return self._gate.num_requests
 
     def close(self) -> None:
         """Let the connection go; the server runs on as it is. Never raises."""
@@ -263,8 +268,8 @@ class HttpEngine:
     async def _pause(self, in_flight: str) -> None:
         self._gate.shut()
         limit = self.settings.timeout_seconds
-        waits_here = in_flight == "wait" and not self.dialect.waits_for_requests
-        if waits_here and not await self._gate.settle(limit):
+        # here and not at the server: a request on its way to it would meet the pause and stay
+        if in_flight == "wait" and not await self._gate.settle(limit):
             raise WeightSyncError(
                 f"{self._channel.title}: requests still run after {limit:g} s. Allow more time, or "
                 "set in_flight to abort."

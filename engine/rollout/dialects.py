@@ -70,7 +70,6 @@ class Dialect(Protocol):
     """How one make of server is spoken to."""
 
     name: str
-    waits_for_requests: bool  # its pause can wait for what runs; else the client waits first
     restores_after_failed_load: bool  # a failed load from disk leaves the old weights in force
     after_failed_load: str  # advice, where it leaves something else
 
@@ -83,7 +82,7 @@ class Dialect(Protocol):
         ...
 
     def pause(self, in_flight: str) -> list[ServerCall]:
-        """Stop generating, with an empty cache."""
+        """Stop generating, with an empty cache; requests of this client run only to be aborted."""
         ...
 
     def resume(self) -> list[ServerCall]:

@@ -26,6 +26,11 @@ class RequestGate:
         self._requests: set[asyncio.Task[Any]] = set()
         self._recalled: set[asyncio.Task[Any]] = set()
 
+    @property
+    def num_requests(self) -> int:
+        """Requests under way; any thread may ask."""
+        return len(self._requests)
+
     def open(self) -> None:
         """Let requests pass."""
         self._event.set()

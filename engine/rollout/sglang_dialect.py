@@ -1,6 +1,6 @@
 """SGLang's HTTP API: its native /generate and the control endpoints (checked against 0.5.23).
 
-SGLang cannot wait for running requests in a pause: the client waits for its own instead, and those
+SGLang cannot wait for running requests in a pause: this client waits for its own before, and those
 of other clients are aborted. A failed load from disk makes the server load the old weights again.
 Sessions of buckets (`/begin_weight_update`) are young; a server without them needs none.
 """
@@ -32,7 +32,6 @@ class SglangDialect:
     """Requests to an SGLang server and its answers."""
 
     name = "sglang"
-    waits_for_requests = False
     restores_after_failed_load = True
     after_failed_load = ""
 
@@ -62,7 +61,7 @@ class SglangDialect:
 
     def pause(self, in_flight: str) -> list[ServerCall]:
         """Stop; what still runs is aborted, and nothing then keeps the cache from being flushed."""
-        del in_flight  # see `waits_for_requests`
+        del in_flight  # it knows no other
         return [
             ServerCall("/pause_generation", {"mode": "abort"}),
             ServerCall("/flush_cache", reads_json=False),

@@ -36,7 +36,6 @@ class VllmDialect:
     """Requests to a vLLM server and its answers."""
 
     name = "vllm"
-    waits_for_requests = True
     restores_after_failed_load = False
     after_failed_load = "If the next load fails as well, restart the server."
 

@@ -48,6 +48,7 @@ class StubServer:
     missing: set[str] = field(default_factory=set)
     seen: list[SeenRequest] = field(default_factory=list)
     num_before_abort: int | None = None  # tokens of a generation that then waits for a pause
+    delay_seconds: float = 0.0  # before a generation is answered
     num_queued: int = 0  # generations that are never answered
     paused: threading.Event = field(default_factory=threading.Event)
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -109,6 +110,7 @@ class StubServer:
             self.stopped.wait(WAIT_SECONDS)
             return 0, "abort"
         if self.num_before_abort is None:
+            self.stopped.wait(self.delay_seconds)
             return num_asked, "length"
         num_tokens, self.num_before_abort = self.num_before_abort, None
         self.generating.set()

@@ -64,8 +64,7 @@ def test_connecting_learns_what_the_server_is(stub, connect, dialect):
     engine = connect(dialect, version=3)
     traits = engine.traits
     assert (traits.dialect, traits.world_size, traits.pipeline_size) == (dialect, 2, 1)
-    assert traits.channels == ("xccl", "disk")
-    assert not traits.gives_digests
+    assert (traits.channels, traits.gives_digests) == (("xccl", "disk"), False)
     assert stub.label == "3"
     assert engine.state is EngineState.READY
     assert engine.get_version() == 3
@@ -139,7 +138,6 @@ def test_group_update_step_by_step(stub, connect, dialect, paths):
     engine.finish_weight_update(1).result(10)
     engine.continue_generation()
     engine.destroy_weights_update_group()
-    engine.destroy_weights_update_group()
     assert stub.paths() == paths.split()
     assert engine.get_version() == 1
 
@@ -151,6 +149,7 @@ def test_pause_aborts_and_the_rest_is_resubmitted(stub, folder, connect, dialect
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(engine.generate, [[5, 6, 7]], GREEDY)
         assert stub.generating.wait(10)
+        assert engine.num_requests == 1
         update_from_disk(engine, folder, 1)
         (sequence,) = running.result(10)
     assert sequence.tokens == [3, 4, 5, 6]
@@ -172,18 +171,19 @@ def test_queued_requests_are_recalled(stub, folder, connect, monkeypatch):
         assert running.result(10)[0].versions == [1] * 4
 
 
-def test_sglang_waits_on_this_side(stub, folder, connect):
-    engine = connect("sglang")
-    meta = '{"finish_reason": {"type": "stop"}, "output_token_logprobs": [[-0.5, 9, null]]}'
-    stub.overrides["/generate"] = (200, f'{{"meta_info": {meta}}}'.encode(), 0.3)
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_waiting_is_done_on_this_side(stub, folder, connect, dialect):
+    engine = connect(dialect)
+    stub.delay_seconds = 0.3
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(engine.generate, [[5, 6, 7]], GREEDY)
         while not stub.seen:
             assert not running.done()
         update_from_disk(engine, folder, 1, "wait")
         (sequence,) = running.result(10)
-    assert (sequence.tokens, sequence.versions) == ([9], [0])
-    assert stub.paths().count("/generate") == 1
+    assert sequence.versions == [0] * 4
+    assert stub.paths()[0] in ("/generate", "/v1/completions")
+    assert stub.paths()[1].startswith("/pause")
 
 
 def test_aborted_full_sequences_are_finished(stub, connect):
@@ -197,7 +197,7 @@ def test_endless_aborts_end(stub, connect, monkeypatch):
     monkeypatch.setattr("fsdpbench.engine.rollout.client.MAX_EMPTY_ABORTS", 3)
     monkeypatch.setattr("fsdpbench.engine.rollout.client.EMPTY_ABORT_SECONDS", 0.001)
     engine = connect("sglang")
-    answer = b'{"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}}'
+    answer = b'{"meta_info": {"finish_reason": {"type": "abort"}}}'
     stub.overrides["/generate"] = (200, answer, 0.0)
     with pytest.raises(WorkerError, match="aborted one request 4 times"):
         engine.generate([[5]], GREEDY)

@@ -39,6 +39,7 @@ def test_recall_takes_back_what_is_under_way():
         carried = asyncio.ensure_future(gate.carry(answer_when(asyncio.Event(), 7)))
         await asyncio.sleep(0)
         assert not await gate.settle(0.01)
+        assert gate.num_requests == 1
         await gate.recall()
         with pytest.raises(RecalledError):
             await carried
