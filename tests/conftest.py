@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -17,6 +18,13 @@ def preset_cache(tmp_path_factory):
     """Give the run its own cache of preset models, unless the caller named one."""
     if "FSDPBENCH_CACHE" not in os.environ:
         os.environ["FSDPBENCH_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    pool = sys.modules.get("tests.distributed.pool")
+    deaths = pool.list_deaths() if pool else []
+    if deaths:
+        terminalreporter.line(f"workers that died between calls, by exit code: {deaths}")
 
 
 def pytest_collection_modifyitems(items):

@@ -98,6 +98,7 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.workers: list[Worker] = []
+        self.deaths: list[int | None] = []  # exit codes of workers that died between calls
 
     def run(
         self,
@@ -108,6 +109,7 @@ class WorkerPool:
         device_type: str,
         kwargs: dict[str, Any],
     ) -> list[Any]:
+        self._bury_the_dead()
         started = [Worker() for _ in range(world_size - len(self.workers))]
         self.workers += started
         for worker in started:  # so that a time limit counts the payload alone
@@ -145,7 +147,7 @@ class WorkerPool:
                 rank = ranks.pop(connection)
                 try:
                     ok, value = connection.recv()
-                except EOFError:
+                except (EOFError, OSError):
                     ok, value = False, "the worker process died"
                 if ok:
                     results[rank] = value
@@ -162,6 +164,14 @@ class WorkerPool:
             raise AssertionError(message)
         return [results[rank] for rank in range(world_size)]
 
+    def _bury_the_dead(self) -> None:
+        """Drop workers that died after their last call; the run's summary tells of them."""
+        dead = [worker for worker in self.workers if not worker.process.is_alive()]
+        for worker in dead:
+            self.deaths.append(worker.process.exitcode)
+            worker.stop()
+        self.workers = [worker for worker in self.workers if worker not in dead]
+
     def _discard(self, world_size: int) -> None:
         for worker in self.workers[:world_size]:
             worker.stop()
@@ -171,6 +181,11 @@ class WorkerPool:
         for worker in self.workers:
             worker.stop()
         self.workers = []
+
+
+def list_deaths() -> list[int | None]:
+    """Return the exit codes of workers that died between calls, negative for a signal."""
+    return list(_pool.deaths)
 
 
 _pool = WorkerPool()

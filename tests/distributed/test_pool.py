@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 
-from tests.distributed.pool import run_on_ranks
+from tests.distributed.pool import list_deaths, run_on_ranks
 
 CHECKS = "tests.distributed.payloads.pool_checks"
 
@@ -31,3 +34,12 @@ def test_a_death_is_reported():
 def test_a_hang_ends_at_the_time_limit():
     with pytest.raises(AssertionError, match=r"no answer from \[0, 1\]"):
         run_on_ranks(f"{CHECKS}:sleep", 2, seconds=60, timeout_seconds=0.5)
+
+
+def test_a_worker_that_dies_between_calls_is_replaced_and_told_of():
+    before = len(list_deaths())
+    pid = run_on_ranks(f"{CHECKS}:sum_ranks", 1)[0][1]
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert run_on_ranks(f"{CHECKS}:sum_ranks", 1)[0][1] != pid
+    assert list_deaths()[before:] == [-signal.SIGKILL]
