@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from multiprocessing import resource_tracker
 
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell without job control starts background commands so; tests send Ctrl-C on purpose
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart():
+    # before any test changes the environment or signals that it would inherit
+    resource_tracker.ensure_running()
 
 
 @pytest.fixture(scope="session", autouse=True)
