@@ -27,4 +27,4 @@ bench: setup
 docs: setup
 	$(BIN)/python docs/generate.py
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-vllm build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
