@@ -80,11 +80,16 @@ def serve(specs: Any, fault: str) -> None:
         dist.send_object_list(answer, dst=0, device=HOST)
 
 
-def update(rank: int, world_size: int, fault: str = "") -> dict[str, Any] | None:
-    """Carry 8 tensors, fp32 here and 8 MiB each as bf16 on the wire, in 4 buckets, three times."""
-    generator = torch.Generator().manual_seed(5)
+def update(
+    rank: int, world_size: int, fault: str = "", width: int = 2048, chunk_mb: int = 16
+) -> dict[str, Any] | None:
+    """Carry 8 square tensors, fp32 here and bf16 on the wire, three times.
+
+    They make 4 buckets of 2 as they are (8 MiB each, 16 MiB a bucket).
+    """
+    generator = torch.Generator("cuda").manual_seed(5)
     tensors = {
-        f"model.layers.{index}.w": torch.randn(2048, 2048, generator=generator)
+        f"model.layers.{index}.w": torch.randn(width, width, generator=generator, device="cuda")
         for index in range(8)
     }
     source = describe_source(tensors.items(), "bfloat16", num_layers=8)
@@ -92,11 +97,10 @@ def update(rank: int, world_size: int, fault: str = "") -> dict[str, Any] | None
         serve(source.specs, fault)
         return None
     device = Device("cuda", 0)
-    here = {name: tensor.cuda() for name, tensor in tensors.items()}
     engine = NeighbourEngine()
     meta = WeightUpdateMeta(
         wire_dtype="bfloat16",
-        weight_chunked_mem_mb=16,
+        weight_chunked_mem_mb=chunk_mb,
         verify=True,
         timeout_seconds=5 if fault else 60,
     )
@@ -105,11 +109,11 @@ def update(rank: int, world_size: int, fault: str = "") -> dict[str, Any] | None
     began = time.monotonic()
     try:
         for version in (1, 2, 3):
-            outcome.append(updater.update(version, lambda: iter(here.items())).to_json())
+            outcome.append(updater.update(version, lambda: iter(tensors.items())).to_json())
     except WeightSyncError as error:
         outcome = str(error)
     seconds = time.monotonic() - began
     updater.close()
     dist.send_object_list(["stop", ()], dst=1, device=HOST)
-    healthy = float(here["model.layers.0.w"].sum().isfinite())  # the device still answers
+    healthy = float(tensors["model.layers.0.w"].sum().isfinite())  # the device still answers
     return {"outcome": outcome, "seconds": seconds, "healthy": healthy}
