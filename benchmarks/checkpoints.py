@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny-qwen3", help="preset or folder")
     parser.add_argument("--backend", default="fsdp:d1", help="degrees, as fsdp:d2t2")
     parser.add_argument("--folder", type=Path, required=True, help="on the disk to measure")
-    parser.add_argument("--threads", type=int, nargs="+", default=[WRITER_THREADS])
+    parser.add_argument("--threads", type=int, nargs="*", default=[WRITER_THREADS])
     parser.add_argument("--rounds", type=int, default=2)
     return parser.parse_args()
 

@@ -105,7 +105,7 @@ def build_publisher(parts: EngineParts, meta: WeightUpdateMeta) -> Callable[[int
         if meta.send_adapters:
             write_adapters(parts, folder, dtype)
         else:
-            write_model(parts, folder, dtype)
+            write_model(parts, folder, dtype, durable=False)  # readers share the page cache
 
     return lambda version: channel.publish(version, write, num_bytes)
 

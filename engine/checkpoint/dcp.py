@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from fsdpbench.engine.checkpoint.early_flush import flushing_early
 from fsdpbench.engine.checkpoint.folders import DCP_METADATA
 from fsdpbench.engine.checkpoint.manifest import Manifest
 from fsdpbench.engine.checkpoint.metadata import CheckedPlanner, CheckedReader
@@ -110,7 +111,8 @@ def write_shards(
     before anybody calls this a success.
     """
     writer = FileSystemWriter(folder, thread_count=num_threads)
-    with without_checksums(), as_checkpoint_error(folder, "written"):
+    early = flushing_early(folder, f"__{dist.get_rank(group)}_")
+    with early, without_checksums(), as_checkpoint_error(folder, "written"):
         save(content, storage_writer=writer, process_group=group)
     with Agreement("save", group):
         if dist.get_rank(group) == 0:

@@ -1,9 +1,10 @@
 """Hugging Face folders out of a sharded model and back: safetensors, index, config, tokenizer.
 
 Schedule of a save. Files are planned once, by size. Parameters are gathered one after the other on
-every rank; the rank that owns a parameter's file copies it to the host and writes it in the
-background, while the next ones are gathered. So ranks write at the same time, and none holds more
-than one full tensor on its device and a few in host memory. Tied weights are written once.
+every rank; the rank that owns a parameter's file copies it to the host in pieces and writes them in
+the background, while the next ones are gathered. So ranks write at the same time, and none holds
+more than one full tensor on its device and a few pieces in host memory. Tied weights are written
+once.
 """
 
 from __future__ import annotations
@@ -67,17 +68,23 @@ def save_hf(
 
 
 def write_model(
-    parts: EngineParts, folder: Path, dtype: torch.dtype, *, max_file_bytes: int | None = None
+    parts: EngineParts,
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    max_file_bytes: int | None = None,
+    durable: bool = True,
 ) -> dict[str, int]:
     """Fill an existing folder with weights in `dtype`, index, config.json and tokenizer.
 
-    Returns the sizes in bytes of the weight files that this rank wrote. Collective over: the world.
+    Without `durable` nobody waits for the disk. Returns the sizes in bytes of the weight files that
+    this rank wrote. Collective over: the world.
     """
     shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
     total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
     limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)
     file_of = plan_weight_files(shapes, dtype, limit)
-    own_files = write_weights(parts, folder, file_of, shapes, dtype)
+    own_files = write_weights(parts, folder, file_of, shapes, dtype, durable)
     with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):
         if parts.meshes.rank == 0:
             write_index(folder, file_of, shapes, dtype)
@@ -102,6 +109,7 @@ def write_weights(
     file_of: Mapping[str, str],
     shapes: Mapping[str, torch.Size],
     dtype: torch.dtype,
+    durable: bool = True,
 ) -> dict[str, int]:
     """Write this rank's files; return their sizes in bytes. Collective over: the world.
 
@@ -109,14 +117,14 @@ def write_weights(
     """
     owner_of = divide_files(file_of, parts.meshes.world_size)
     own = [file for file, owner in owner_of.items() if owner == parts.meshes.rank]
-    writer = ShardWriter(folder, file_of, shapes, dtype, own)
+    writer = ShardWriter(folder, file_of, shapes, dtype, own, durable=durable)
     failure: Exception | None = None
     try:
         for name, whole in iterate_gathered_parameters(parts.model, parts.device, dtype):
             if failure is not None or not writer.takes(name):
                 continue
             try:
-                writer.add(name, whole.cpu())
+                writer.add(name, whole)
             except (OSError, RuntimeError, MemoryError) as error:  # all hear of it below
                 failure = error
         with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):

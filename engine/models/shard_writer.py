@@ -1,15 +1,18 @@
 """Writing weights as Hugging Face safetensors, tensor by tensor: no file is ever whole in memory.
 
 Names, shapes and dtype are known before the first value, so each file begins with its final header
-and tensors follow as they come (format: https://github.com/huggingface/safetensors#format). One
-thread copies into the page cache, another makes the disk take what is there already, so that the
-disk works from the start and little is left to wait for at the end.
+and the place of every tensor is known (format: https://github.com/huggingface/safetensors#format).
+
+    device   copy piece 0 | copy piece 1 | ...     into page-locked stages, one after the other
+    threads      write 0  |   write 1    | ...     into the page cache, side by side
+    one more         fdatasync ...                 so that the disk works from the start
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +21,15 @@ from typing import Any
 
 import torch
 
+from fsdpbench.engine.device import Device
+from fsdpbench.engine.parallel.bucket_reader import Stage
 from fsdpbench.engine.parallel.weight_files import FLOATING, INDEX_FILE, SINGLE_FILE
 
 MAX_FILE_BYTES = 2 << 30
 SYNC_BYTES = 128 << 20  # written between two orders to the disk
-MAX_PENDING_BYTES = 512 << 20  # tensors that may wait for the writing thread
+PIECE_BYTES = 16 << 20
+MAX_PIECES = 16  # that may wait for the writing threads; each has a stage where they come off a GPU
+NUM_THREADS = 8  # one copies 2 to 4 GB/s into the page cache
 WORD_OF_DTYPE = {dtype: word for word, dtype in FLOATING.items()}
 
 
@@ -75,10 +82,12 @@ def build_header(
 
 
 class ShardWriter:
-    """Takes tensors in the planned order and writes them while the caller goes on.
+    """Takes whole tensors, of any file in any order, and writes them while the caller goes on.
 
-    With `own_files`, the tensors of other files are not this writer's. A failed write is raised by
-    a later `add` or by `finish`; call `finish` or `abandon` in any case.
+    With `own_files`, the tensors of other files are not this writer's. `durable` files are on the
+    disk when `finish` returns; others are complete for every reader, but a machine that fails may
+    lose them. A failed write is raised by a later `add` or by `finish`; call `finish` or `abandon`
+    in any case.
     """
 
     def __init__(
@@ -88,20 +97,25 @@ class ShardWriter:
         shapes: Mapping[str, torch.Size],
         dtype: torch.dtype,
         own_files: Collection[str] | None = None,
+        *,
+        durable: bool = True,
     ) -> None:
-        self.folder, self.shapes, self.dtype = folder, shapes, dtype
+        self.folder, self.shapes, self.dtype, self.durable = folder, shapes, dtype, durable
         self.names_in: dict[str, list[str]] = {}
         for name, file in file_of.items():
             if own_files is None or file in own_files:
                 self.names_in.setdefault(file, []).append(name)
-        self.file_bytes: dict[str, int] = {}  # of the files that are complete
+        self.file_bytes: dict[str, int] = {}  # written so far
         self._file_of = file_of
-        self._left = {file: len(names) for file, names in self.names_in.items()}
+        self._offsets: dict[str, int] = {}  # of the tensors in files that are open
+        self._left: dict[str, int] = {}  # bytes that are to come, of files that are open
         self._open: dict[str, int] = {}  # file -> descriptor
         self._unsynced_bytes = 0
-        self._pending: deque[tuple[int, Future[None]]] = deque()
-        self._pending_bytes = 0
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="shard_writer")
+        self._lock = threading.Lock()  # of the counts, which the threads keep
+        self._stages: list[Stage] = []
+        self._num_staged = 0
+        self._pending: deque[Future[None]] = deque()
+        self._writers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shard_writer")
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="shard_syncer")
         self._syncs: list[Future[None]] = []
 
@@ -110,18 +124,27 @@ class ShardWriter:
         return self._file_of[name] in self.names_in
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Accept the next tensor, on the CPU, in the planned dtype; do not change it afterwards."""
-        size = tensor.numel() * tensor.element_size()
-        while self._pending and self._pending_bytes + size > MAX_PENDING_BYTES:
-            self._wait_for_oldest()
-        self._pending.append((size, self._writer.submit(self._write, name, tensor.contiguous())))
-        self._pending_bytes += size
+        """Accept a tensor in the planned dtype. One on the CPU must not be changed afterwards.
+
+        One on a device is copied on the current stream before this returns, or soon after.
+        """
+        file = self._file_of[name]
+        if file not in self.file_bytes:
+            self._begin(file)
+        values = tensor.contiguous().view(-1).view(torch.uint8)
+        for start in range(0, values.numel(), PIECE_BYTES):
+            if len(self._pending) >= MAX_PIECES:
+                self._pending.popleft().result()
+            piece = values[start : start + PIECE_BYTES]
+            stage = None if piece.device.type == "cpu" else self._copy(piece)
+            offset = self._offsets[name] + start
+            self._pending.append(self._writers.submit(self._write, file, offset, piece, stage))
 
     def finish(self) -> None:
-        """Return when all files are complete and on the disk."""
+        """Return when all files are complete; durable ones are on the disk then."""
         try:
             while self._pending:
-                self._wait_for_oldest()
+                self._pending.popleft().result()
             for sync in self._syncs:
                 sync.result()
         finally:
@@ -129,44 +152,62 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Stop writing and close the files, whatever their state."""
-        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._writers.shutdown(wait=True, cancel_futures=True)
         self._syncer.shutdown(wait=True)  # what waits there closes files
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
+        for stage in self._stages:  # copies may still fill them
+            stage.wait_until_free()
+        self._stages.clear()
 
-    def _wait_for_oldest(self) -> None:
-        size, written = self._pending.popleft()
-        self._pending_bytes -= size
-        written.result()
+    def _begin(self, file: str) -> None:
+        names = self.names_in[file]
+        header = build_header(names, self.shapes, self.dtype)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._open[file] = os.open(self.folder / file, flags, 0o666)
+        write_all(self._open[file], memoryview(header), 0)
+        end = self.file_bytes[file] = len(header)
+        for name in names:
+            self._offsets[name] = end
+            end += self.shapes[name].numel() * self.dtype.itemsize
+        self._left[file] = end - len(header)
 
-    def _write(self, name: str, tensor: torch.Tensor) -> None:
-        file = self._file_of[name]
-        if file not in self._open:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            self._open[file] = os.open(self.folder / file, flags, 0o666)
-            header = build_header(self.names_in[file], self.shapes, self.dtype)
-            self.file_bytes[file] = write_all(self._open[file], memoryview(header))
-        descriptor = self._open[file]
-        values: Any = tensor.view(-1).view(torch.uint8).numpy()
-        written = write_all(descriptor, memoryview(values))
-        self.file_bytes[file] += written
-        self._left[file] -= 1
-        self._unsynced_bytes += written
-        if not self._left[file]:
-            self._syncs.append(self._syncer.submit(sync_and_close, self._open.pop(file)))
-            self._unsynced_bytes = 0
-        elif self._unsynced_bytes >= SYNC_BYTES:
-            self._syncs.append(self._syncer.submit(os.fdatasync, descriptor))
-            self._unsynced_bytes = 0
+    def _copy(self, piece: torch.Tensor) -> Stage:
+        """Begin to copy a piece off the device, into the stage whose last piece is written."""
+        if len(self._stages) < MAX_PIECES:
+            device = Device(piece.device.type, piece.device.index)
+            self._stages.append(Stage(PIECE_BYTES, device))
+        stage = self._stages[self._num_staged % MAX_PIECES]
+        self._num_staged += 1
+        stage.memory[: piece.numel()].copy_(piece, non_blocking=True)
+        stage.mark_copies_enqueued()
+        return stage
+
+    def _write(self, file: str, offset: int, piece: torch.Tensor, stage: Stage | None) -> None:
+        size = piece.numel()
+        if stage is not None:
+            stage.wait_until_free()  # filled, that is
+            piece = stage.memory[:size]
+        values: Any = piece.numpy()
+        write_all(self._open[file], memoryview(values), offset)
+        with self._lock:
+            self.file_bytes[file] += size
+            self._left[file] -= size
+            self._unsynced_bytes += size
+            if not self._left[file]:
+                close = sync_and_close if self.durable else os.close
+                self._syncs.append(self._syncer.submit(close, self._open.pop(file)))
+            elif self.durable and self._unsynced_bytes >= SYNC_BYTES:
+                self._syncs.append(self._syncer.submit(os.fdatasync, self._open[file]))
+                self._unsynced_bytes = 0
 
 
-def write_all(descriptor: int, content: memoryview) -> int:
-    """Write every byte, which one call need not do; return how many."""
+def write_all(descriptor: int, content: memoryview, offset: int) -> None:
+    """Write every byte, which one call need not do."""
     done = 0
     while done < len(content):
-        done += os.write(descriptor, content[done:])
-    return done
+        done += os.pwrite(descriptor, content[done:], offset + done)
 
 
 def sync_and_close(descriptor: int) -> None:

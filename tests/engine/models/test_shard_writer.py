@@ -34,14 +34,16 @@ def test_files_fill_in_order_and_a_large_tensor_stands_alone():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("pending_bytes", [0, 1 << 20])
-def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, pending_bytes):
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("piece_bytes", [6, 1 << 20])
+def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, piece_bytes, durable):
     monkeypatch.setattr(shard_writer, "SYNC_BYTES", 8)
-    monkeypatch.setattr(shard_writer, "MAX_PENDING_BYTES", pending_bytes)
+    monkeypatch.setattr(shard_writer, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(shard_writer, "MAX_PIECES", 2)
     plan = plan_weight_files(SHAPES, dtype, max_file_bytes=28)
     tensors = make_tensors(dtype)
-    writer = ShardWriter(tmp_path, plan, SHAPES, dtype)
-    for name, tensor in tensors.items():
+    writer = ShardWriter(tmp_path, plan, SHAPES, dtype, durable=durable)
+    for name, tensor in reversed(tensors.items()):
         writer.add(name, tensor)
     writer.finish()
     write_index(tmp_path, plan, SHAPES, dtype)
@@ -51,6 +53,25 @@ def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, pending_bytes):
     if dtype == torch.float32:
         index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
         assert index == {"metadata": {"total_size": 64}, "weight_map": plan}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("piece_bytes", [4096, 1 << 20])
+def test_tensors_come_off_the_device_in_pieces(tmp_path, monkeypatch, piece_bytes):
+    monkeypatch.setattr(shard_writer, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(shard_writer, "MAX_PIECES", 3)
+    tensors = {f"w{index}": torch.randn(257, 129, device="cuda").bfloat16() for index in range(40)}
+    expected = {name: tensor.cpu() for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    plan = plan_weight_files(shapes, torch.bfloat16, max_file_bytes=700_000)
+    writer = ShardWriter(tmp_path, plan, shapes, torch.bfloat16)
+    for name in list(tensors):
+        tensor = tensors.pop(name)
+        writer.add(name, tensor)
+        tensor.zero_()  # later on the same stream, so it must not show
+    writer.finish()
+    for name, file in find_tensors(tmp_path).items():
+        assert torch.equal(load_file(file)[name], expected[name])
 
 
 def test_one_file_has_no_index(tmp_path):
