@@ -20,6 +20,7 @@ from fsdpbench.engine.rollout.client import ServerSettings, connect_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+INSTALLED = ROOT / ".venv-vllm" / ".installed"  # written last, so that half an installation is none
 START_SECONDS = 300
 POLL_SECONDS = 0.5
 END_SECONDS = 30
@@ -31,6 +32,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "PYTHONDONTWRITEBYTECODE": "",  # the installer leaves it to the first start to compile
 }
 OPTIONS = [
     *("--host", "127.0.0.1", "--served-model-name", "policy", "--skip-tokenizer-init"),
@@ -41,7 +43,7 @@ OPTIONS = [
 
 
 def pytest_collection_modifyitems(items):
-    if PYTHON.exists() or os.environ.get("FSDPBENCH_REQUIRE_VLLM") == "1":
+    if INSTALLED.exists() or os.environ.get("FSDPBENCH_REQUIRE_VLLM") == "1":
         return
     reason = "needs the server of .venv-vllm: make test-vllm"
     for item in items:
@@ -107,7 +109,8 @@ def server_url(policies, tmp_path_factory):
     model = ("--model", str(policies[0].folder), "--port", str(port))
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [PYTHON, "-m", module, *model, *OPTIONS],
+            # ends with the tests, even if those are ended themselves and clean nothing up
+            ["setpriv", "--pdeathsig", "TERM", PYTHON, "-m", module, *model, *OPTIONS],
             env={**os.environ, **ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=log,
