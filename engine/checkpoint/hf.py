@@ -33,8 +33,10 @@ from fsdpbench.engine.checkpoint.verify import check_dcp, check_hf
 from fsdpbench.engine.models.export import iterate_gathered_parameters
 from fsdpbench.engine.models.shard_writer import (
     MAX_FILE_BYTES,
+    NUM_THREADS,
     ShardWriter,
     plan_weight_files,
+    spread_weight_files,
     write_index,
 )
 from fsdpbench.engine.parallel.adapter_values import fill_adapters
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fsdpbench.engine.setup import EngineParts
 
 MIN_FILE_BYTES = 256 << 20  # smaller files would gain nothing from being written side by side
+MIN_SPREAD_BYTES = 32 << 20  # of a file on average, where tensors are spread
 
 
 def save_hf(
@@ -77,13 +80,18 @@ def write_model(
 ) -> dict[str, int]:
     """Fill an existing folder with weights in `dtype`, index, config.json and tokenizer.
 
-    Without `durable` nobody waits for the disk. Returns the sizes in bytes of the weight files that
-    this rank wrote. Collective over: the world.
+    Without `durable` nobody waits for the disk, and tensors are spread over files for speed.
+    Returns the sizes in bytes of the weight files that this rank wrote. Collective over: the world.
     """
     shapes = {name: parameter.shape for name, parameter in parts.model.named_hf_parameters()}
     total_bytes = sum(shape.numel() for shape in shapes.values()) * dtype.itemsize
-    limit = max_file_bytes or choose_file_bytes(total_bytes, parts.meshes.world_size)
-    file_of = plan_weight_files(shapes, dtype, limit)
+    world_size = parts.meshes.world_size
+    if durable:  # then the disk is the limit, and files have the customary order
+        limit = max_file_bytes or choose_file_bytes(total_bytes, world_size)
+        file_of = plan_weight_files(shapes, dtype, limit)
+    else:
+        num_files = min(NUM_THREADS * world_size, total_bytes // MIN_SPREAD_BYTES)
+        file_of = spread_weight_files(shapes, dtype, num_files)
     own_files = write_weights(parts, folder, file_of, shapes, dtype, durable)
     with Agreement("save", parts.meshes.cpu_group), as_write_error(folder):
         if parts.meshes.rank == 0:

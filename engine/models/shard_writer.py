@@ -55,6 +55,24 @@ def plan_weight_files(
     }
 
 
+def spread_weight_files(
+    shapes: Mapping[str, torch.Size], dtype: torch.dtype, num_files: int
+) -> dict[str, str]:
+    """Map each tensor to the file with the fewest bytes so far: neighbours go to different files.
+
+    A system lets one thread at a time write to a file, so that this is how several write at once.
+    """
+    if num_files <= 1:
+        return dict.fromkeys(shapes, SINGLE_FILE)
+    filled = [0] * min(num_files, len(shapes))
+    file_of: dict[str, str] = {}
+    for name, shape in shapes.items():
+        number = filled.index(min(filled))
+        filled[number] += max(1, shape.numel() * dtype.itemsize)
+        file_of[name] = f"model-{number + 1:05d}-of-{len(filled):05d}.safetensors"
+    return file_of
+
+
 def write_index(
     folder: Path, file_of: Mapping[str, str], shapes: Mapping[str, torch.Size], dtype: torch.dtype
 ) -> None:

@@ -46,5 +46,6 @@ def shape_of(region: Region) -> tuple[int, ...]:
 
 def local_shard(parameter: torch.Tensor) -> torch.Tensor:
     """Return the storage that this rank holds of a parameter; a view, outside autograd."""
-    parameter = parameter.detach()
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    with torch.no_grad():  # a DTensor then gives its shard without a dispatch
+        shard = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return shard.detach()

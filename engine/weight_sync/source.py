@@ -57,4 +57,4 @@ def iterate_whole_tensors(
     whole. Every rank must exhaust the iterator. Collective over: the parameters' meshes.
     """
     for name, parameter in named_parameters:
-        yield name, gather_full_tensor(parameter.detach(), device.torch_device, dtype)
+        yield name, gather_full_tensor(parameter, device.torch_device, dtype)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import resource
+from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from fsdpbench.engine.models import shard_writer
-from fsdpbench.engine.models.shard_writer import ShardWriter, plan_weight_files, write_index
+from fsdpbench.engine.models.shard_writer import (
+    ShardWriter,
+    plan_weight_files,
+    spread_weight_files,
+    write_index,
+)
 from fsdpbench.engine.parallel.weight_files import find_tensors
 
 SHAPES = {name: torch.Size(shape) for name, shape in {"a": (2, 2), "b": (3,), "c": (9,)}.items()}
@@ -31,6 +37,33 @@ def test_files_fill_in_order_and_a_large_tensor_stands_alone():
         "c": "model-00002-of-00002.safetensors",
     }
     assert len(set(plan_weight_files(SHAPES, torch.bfloat16, max_file_bytes=6).values())) == 3
+
+
+def test_neighbours_are_spread_over_files():
+    shapes = {f"w{index}": torch.Size([4, 3]) for index in range(30)}
+    plan = spread_weight_files(shapes, torch.bfloat16, 4)
+    assert list(plan) == list(shapes)
+    assert set(plan.values()) == {f"model-{n:05d}-of-00004.safetensors" for n in (1, 2, 3, 4)}
+    assert all(a != b for a, b in pairwise(plan.values()))
+
+
+def test_files_are_of_like_size():
+    shapes = {f"w{index}": torch.Size([4, 1 + index % 3]) for index in range(30)}
+    plan = spread_weight_files(shapes, torch.bfloat16, 4)
+    sizes = [
+        sum(shapes[n].numel() for n, f in plan.items() if f == file) for file in set(plan.values())
+    ]
+    assert max(sizes) - min(sizes) <= 12, sizes
+
+
+@pytest.mark.parametrize("num_files", [0, 1])
+def test_one_file_is_not_spread(num_files):
+    plan = spread_weight_files(SHAPES, torch.float32, num_files)
+    assert set(plan.values()) == {"model.safetensors"}
+
+
+def test_no_file_is_empty():
+    assert len(set(spread_weight_files(SHAPES, torch.float32, 9).values())) == len(SHAPES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,6 +103,7 @@ def test_tensors_come_off_the_device_in_pieces(tmp_path, monkeypatch, piece_byte
         writer.add(name, tensor)
         tensor.zero_()  # later on the same stream, so it must not show
     writer.finish()
+    write_index(tmp_path, plan, shapes, torch.bfloat16)
     for name, file in find_tensors(tmp_path).items():
         assert torch.equal(load_file(file)[name], expected[name])
 
