@@ -196,7 +196,11 @@ print(len(NCCLWeightTransferInitInfo(**requests["init"]).nccl_unique_id_bytes))
 print(NCCLWeightTransferUpdateInfo(**requests["update"]).names)
 """
     done = subprocess.run(
-        [PYTHON, "-c", code], input=json.dumps(requests), capture_output=True, text=True, timeout=60
+        [PYTHON, "-c", code],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["128", "['model.norm.weight']"]
