@@ -72,6 +72,7 @@ def summarize_run(run: Run, files: ReportFiles) -> dict[str, Any]:
                 "status": record.status.value,
                 "axes": record.axes,
                 "tokens_per_second": record.tokens_per_second,
+                "sync_pause_seconds": None if record.sync is None else record.sync.pause_seconds,
             }
             for record in ranked
         ],

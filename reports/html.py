@@ -113,7 +113,12 @@ def _title(run: Run) -> str:
 
 
 def _shares(table: Table) -> dict[str, int]:
-    """Map each row to its tokens/s in per cent of the best, for the bar behind the figure."""
+    """Map each row to its tokens/s in per cent of the best, for the bar behind the figure.
+
+    A run that trained nothing has no such column and so no bars.
+    """
+    if all(column.key != "rate" for column in table.columns):
+        return {}
     index = table.column_index("rate")
     rates = {row.key: row.cells[index].value or 0.0 for row in table.rows}
     best = max(rates.values(), default=0.0)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpbench.bench.plain_text import clean_text
 from fsdpbench.bench.records import Record, TrialStatus
-from fsdpbench.bench.statistics import Summary, summarize
+from fsdpbench.bench.statistics import summarize
+from fsdpbench.bench.sync_record import steady_pauses
 from fsdpbench.reports.axes import BARE_AXES, Axes, name_trial, plan_axes
 from fsdpbench.reports.ranking import is_cpu_run, rank_records
 from fsdpbench.reports.tables import format_value, shorten
@@ -24,8 +25,9 @@ from fsdpbench.units import GIB, MIB, format_bytes, format_seconds
 MAX_BARS = 24
 LABEL_WIDTH = 36
 PALETTE = tuple(f"@series-{index}" for index in range(1, 9))
-ONCE_PHASES = ("init", "build", "parallelize", "load", "save")
-"""Phases that happen once a trial; they would dwarf those of a step in one chart."""
+OUTSIDE_PHASES = ("init", "build", "parallelize", "load", "save", "update_weights")
+"""Phases outside of steps: totals of a trial, which would dwarf those of a step in one chart."""
+NO_STEP = "No training step was measured."
 MEMORY_BARS = (
     ("peak_device_bytes", "peak device", "@series-1"),
     ("peak_reserved_bytes", "peak reserved", "@series-2"),
@@ -64,12 +66,15 @@ def plan_charts(records: Sequence[Record]) -> list[Figure]:
     ranked = rank_records(records)
     axes = plan_axes(ranked)
     measured = [record for record in ranked if not _is_failed(record)]
-    return [
+    charts = [
         plan_trade_off(measured, axes),
         plan_step_bars(measured, axes),
         plan_memory_bars(measured, axes),
         plan_phase_bars(measured, axes),
     ]
+    if any(record.sync is not None for record in measured):
+        charts.append(plan_pause_bars(measured, axes))
+    return charts
 
 
 def plan_trade_off(measured: Sequence[Record], axes: Axes) -> Figure:
@@ -137,7 +142,31 @@ def bar_height(num_bars: int) -> int:
 
 def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
     """Plan the bars of the median step, whiskers over its 95 % interval."""
-    timed = [(record, summary) for record in measured if (summary := _summary(record))]
+    samples = [(record, record.step_seconds) for record in measured]
+    caption = "Median time of a step after warm-up; whiskers span the 95 % interval of the median."
+    figure = _median_bars("step-time", "Step time", caption, samples, axes)
+    return replace(figure, empty_reason=NO_STEP) if measured and not figure.traces else figure
+
+
+def plan_pause_bars(measured: Sequence[Record], axes: Axes) -> Figure:
+    """Plan the bars of the median pause of a weight update, whiskers over its 95 % interval."""
+    samples = [(record, steady_pauses(record.sync)) for record in measured]
+    caption = (
+        "Median time for which an update of the weights stops generation; whiskers span the "
+        "95 % interval of the median."
+    )
+    return _median_bars("sync-pause", "Pause of a weight update", caption, samples, axes)
+
+
+def _median_bars(
+    key: str,
+    title: str,
+    caption: str,
+    samples: Sequence[tuple[Record, Sequence[float]]],
+    axes: Axes,
+) -> Figure:
+    """Plan a bar for each record that has samples in seconds."""
+    timed = [(record, summary) for record, taken in samples if (summary := summarize(taken))]
     shown = [record for record, _ in timed[:MAX_BARS]]
     summaries = [summary for _, summary in timed[:MAX_BARS]]
     scale, unit = choose_time_scale([summary.median for summary in summaries])
@@ -164,15 +193,8 @@ def plan_step_bars(measured: Sequence[Record], axes: Axes) -> Figure:
             "hovertemplate": "%{y}<br>median %{text}<extra></extra>",
         }
     ]
-    return _bars(
-        "step-time",
-        "Step time",
-        "Median time of a step after warm-up; whiskers span the 95 % interval of the median.",
-        traces,
-        shown,
-        [record for record, _ in timed],
-        f"step time, {unit}",
-    )
+    all_timed = [record for record, _ in timed]
+    return _bars(key, title, caption, traces, shown, all_timed, f"{title.lower()}, {unit}")
 
 
 def plan_memory_bars(measured: Sequence[Record], axes: Axes) -> Figure:
@@ -213,9 +235,10 @@ def plan_memory_bars(measured: Sequence[Record], axes: Axes) -> Figure:
 
 def plan_phase_bars(measured: Sequence[Record], axes: Axes) -> Figure:
     """Plan the stacked bars of where a step's time goes."""
-    shown = [record for record in measured if record.phases][:MAX_BARS]
+    trained = [record for record in measured if record.phases and record.step_seconds]
+    shown = trained[:MAX_BARS]
     names = dict.fromkeys(name for record in shown for name in record.phases)
-    step_names = [name for name in names if name not in ONCE_PHASES]
+    step_names = [name for name in names if name not in OUTSIDE_PHASES]
     scale, unit = choose_time_scale(
         [sum(record.phases.get(name, 0.0) for name in step_names) for record in shown]
     )
@@ -238,15 +261,17 @@ def plan_phase_bars(measured: Sequence[Record], axes: Axes) -> Figure:
     figure = _bars(
         "phases",
         "Phases of a step",
-        "Median seconds of each phase, one on the other. What happens once a trial is left out.",
+        "Median seconds of each phase, one on the other. What is outside of steps is left out.",
         traces,
         shown,
-        [record for record in measured if record.phases],
+        trained,
         f"time, {unit}",
     )
     figure.layout["barmode"] = "stack"
     if not traces:
         reason = "No phases were recorded; the tracer was off."
+        if not any(record.step_seconds for record in measured):
+            reason = NO_STEP
         return Figure(figure.key, figure.title, figure.caption, empty_reason=reason)
     return figure
 
@@ -259,10 +284,6 @@ def choose_byte_scale(sizes: Sequence[float]) -> tuple[float, str]:
 def choose_time_scale(seconds: Sequence[float]) -> tuple[float, str]:
     """Return the divisor and the unit that suit the longest of these durations."""
     return (1.0, "s") if max(seconds, default=0.0) >= 1 else (1e-3, "ms")
-
-
-def _summary(record: Record) -> Summary | None:
-    return summarize(record.step_seconds)
 
 
 def _is_failed(record: Record) -> bool:

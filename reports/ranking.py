@@ -73,12 +73,13 @@ def build_ranking(records: Sequence[Record]) -> Table:
         same = ", ".join(f"{title}={value}" for title, value in axes.constant)
         notes.append(f"The same in every trial: {same}.")
     per_device = "process" if on_cpu else "GPU"
-    if len({record.world_size for record in ranked if record.status is TrialStatus.OK}) > 1:
+    sizes = {record.world_size for record in ranked if record.status is TrialStatus.OK}
+    if len(sizes) > 1 and best is not None:
         notes.append(MIXED_SIZES_NOTE.format(rate=f"tokens/s/{per_device}"))
     table = Table(
         title="Ranking",
         caption=_caption(ranked),
-        columns=_columns(axes, per_device),
+        columns=_columns(axes, per_device, _name_order(ranked)),
         rows=tuple(_row(place, record, axes, best) for place, record in enumerate(ranked, start=1)),
         notes=tuple(notes),
     )
@@ -102,10 +103,14 @@ def _caption(ranked: Sequence[Record]) -> str:
         return "No trial has been started."
     if not measured:
         return f"None of the {len(ranked)} trials that were started finished."
-    by = "tokens/s"
-    if best_rate(ranked) is None and any(record.sync is not None for record in ranked):
-        by = "the pause of a weight update"
+    by = _name_order(ranked)
     return f"{measured} of {len(ranked)} started trials measured, best first by {by}."
+
+
+def _name_order(ranked: Sequence[Record]) -> str:
+    """Name what the ok trials are ordered by."""
+    sends = any(record.sync is not None for record in ranked)
+    return "the pause of a weight update" if sends and best_rate(ranked) is None else "tokens/s"
 
 
 def _columns_to_leave_out(ranked: Sequence[Record], on_cpu: bool) -> list[str]:
@@ -121,10 +126,10 @@ def _columns_to_leave_out(ranked: Sequence[Record], on_cpu: bool) -> list[str]:
     return left_out
 
 
-def _columns(axes: Axes, per_device: str) -> tuple[Column, ...]:
+def _columns(axes: Axes, per_device: str, order: str) -> tuple[Column, ...]:
     processes = "processes" if per_device == "process" else "GPUs"
     return (
-        Column("place", "#", numeric=True, hint="Place by tokens/s; only ok trials have one."),
+        Column("place", "#", numeric=True, hint=f"Place by {order}; only ok trials have one."),
         *(Column(f"axis:{axis.path}", axis.title, hint=axis.path) for axis in axes.varied),
         Column("world_size", processes, numeric=True, hint="World size", priority=3),
         Column("rate", "tokens/s", numeric=True, hint="Real tokens per second of the whole job."),
@@ -209,6 +214,10 @@ def _columns(axes: Axes, per_device: str) -> tuple[Column, ...]:
 def _row(place: int, record: Record, axes: Axes, best: float | None) -> Row:
     ok = record.status is TrialStatus.OK
     missing = "not recorded" if ok else f"not measured: the trial ended as {record.status.value}"
+    untrained = missing
+    mfu_missing = "the device's peak FLOP/s is not known" if ok else missing
+    if ok and record.sync is not None and not record.step_seconds:
+        untrained = mfu_missing = "this trial only sent its weights"
     cells = (
         Cell(str(place), float(place)) if ok else absent(f"not ranked: {record.status.value}"),
         *(
@@ -218,11 +227,11 @@ def _row(place: int, record: Record, axes: Axes, best: float | None) -> Row:
             for axis in axes.varied
         ),
         text_cell(record.world_size, missing),
-        rate_cell(record.tokens_per_second, missing),
-        difference_cell(record.tokens_per_second if ok else None, best, missing),
-        rate_cell(record.tokens_per_second_per_gpu, missing),
-        seconds_cell(record.step_seconds, missing),
-        percent_cell(record.mfu, missing if not ok else "the device's peak FLOP/s is not known"),
+        rate_cell(record.tokens_per_second, untrained),
+        difference_cell(record.tokens_per_second if ok else None, best, untrained),
+        rate_cell(record.tokens_per_second_per_gpu, untrained),
+        seconds_cell(record.step_seconds, untrained),
+        percent_cell(record.mfu, mfu_missing),
         *_sync_cells(record, missing),
         bytes_cell(record.peak_device_bytes, missing),
         bytes_cell(record.peak_reserved_bytes, missing),

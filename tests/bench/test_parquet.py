@@ -7,6 +7,7 @@ from fsdpbench.bench.parquet import flatten_record, save_parquet
 from fsdpbench.bench.records import Record, Verdict
 from fsdpbench.bench.store import StoreError
 from fsdpbench.bench.sync_record import SyncRecord
+from tests.reports.example_runs import SYNC_RUNS
 
 RECORDS = [
     Record(
@@ -54,3 +55,10 @@ def test_lists_among_the_axes_are_text():
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     with pytest.raises(StoreError, match="cannot be written"):
         save_parquet(RECORDS, tmp_path / "missing" / "results.parquet")
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_runs_that_send_weights_are_tables(tmp_path, records):
+    save_parquet(records, tmp_path / "results.parquet")
+    table = pd.read_parquet(tmp_path / "results.parquet")
+    assert list(table["id"]) == [record.id for record in records]

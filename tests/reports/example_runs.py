@@ -10,6 +10,7 @@ from typing import Any
 
 from fsdpbench.bench.folders import RunFolder
 from fsdpbench.bench.records import Evidence, Record, TrialStatus, Verdict, encode
+from fsdpbench.bench.sync_record import SyncRecord, SyncRound, name_round, summarise_rounds
 from fsdpbench.units import GIB, MIB
 
 START = 1_790_000_000.0
@@ -104,6 +105,57 @@ def make_failed(index: int, status: TrialStatus, **changes: Any) -> Record:
     whole = make_record(index).model_dump(include=keep)
     fields = {"exit_code": 1, "reason": f"worker ended as {status.value}", **whole, **changes}
     return Record(id=f"t{index:03d}", status=status, verdict=VERDICTS.get(status), **fields)
+
+
+def make_synced(index: int, **changes: Any) -> Record:
+    """Return an ok record of a trial that trained, then sent its weights in four rounds."""
+    rounds = [
+        SyncRound(kind=name_round(i), pause_seconds=0.1 * (index + 1), transfer_seconds=0.05)
+        for i in range(4)
+    ]
+    sync = SyncRecord(
+        mode="xccl",
+        receivers=1,
+        bytes=4 * GIB,
+        rounds=rounds,
+        verified=True,
+        share_of_broadcast_limit=0.875,
+        **summarise_rounds(rounds),
+    )
+    return make_record(index, **{"sync": sync, **changes})
+
+
+def make_sync_only(index: int, **changes: Any) -> Record:
+    """Return an ok record of a trial with `steps: 0`, which only sent its weights."""
+    names = ("tokens_per_step", "tokens_per_second", "tokens_per_second_per_gpu", "mfu")
+    fields: dict[str, Any] = dict.fromkeys(names)
+    fields.update(step_seconds=[], losses=[], warmup_steps=0)
+    fields.update(axes={"model": "qwen3-0.6b", "sync_verify": index % 2 == 0})
+    fields.update(phases={"init": 2.0, "load": 1.5, "update_weights": 0.6, "forward": 0.02})
+    return make_synced(index, **{**fields, **changes})
+
+
+def _make_sync_runs() -> dict[str, list[Record]]:
+    cpu = {"device": "cpu", "model": "tiny-llama", "peak_device_bytes": None}
+    cpu |= {"peak_reserved_bytes": None, "device_total_bytes": None, "mfu_formula": None}
+    sent = [make_sync_only(index) for index in (1, 0)]
+    failed = make_failed(2, TrialStatus.OOM, axes={"model": "qwen3-8b", "sync_verify": True})
+    hung = make_failed(3, TrialStatus.HANG, axes=failed.axes, losses=[6.0, 5.5])
+    refused = Record(id="t004", status=TrialStatus.INVALID, axes=failed.axes, reason="no room")
+    stopped = make_sync_only(5, status=TrialStatus.CONTAMINATED, sync=None)
+    return {
+        "sent": sent,
+        "sent on processes": [make_sync_only(index, **cpu) for index in (1, 0)],
+        "sent and failed": [*sent, failed, hung, refused, stopped],
+        "sent or trained": [*sent, make_synced(6), make_record(7)],
+        "sent, trained or failed": [*sent, failed, make_synced(6), make_record(7)],
+        "none sent": [failed, hung, stopped],
+        "worlds of two sizes": [make_sync_only(0, world_size=1), make_sync_only(1, world_size=2)],
+    }
+
+
+SYNC_RUNS = _make_sync_runs()
+"""Runs with trials that only sent their weights, in all company: columns come and go with it."""
 
 
 def make_mixed_records() -> list[Record]:

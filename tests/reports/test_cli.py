@@ -9,7 +9,7 @@ import pytest
 from fsdpbench.errors import ConfigError
 from fsdpbench.reports.cli import report, write_reports
 from fsdpbench.reports.run import load_run
-from tests.reports.example_runs import make_mixed_records, write_run
+from tests.reports.example_runs import SYNC_RUNS, make_mixed_records, write_run
 
 
 def test_both_reports_are_written_and_the_ranking_is_printed(tmp_path, capsys):
@@ -30,6 +30,22 @@ def test_json_names_the_files_and_the_ranking(mixed_path, tmp_path, capsys):
     assert answer["ranking"][0]["tokens_per_second"] == 20480.0
     assert [entry["status"] for entry in answer["ranking"]].count("ok") == 8
     assert answer["problems"] == []
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_runs_that_send_weights_are_reported(tmp_path, capsys, records, as_json):
+    path = write_run(tmp_path / "run", records)
+    report(path, as_json=as_json)
+    printed = capsys.readouterr().out
+    assert (path / "report.html").exists()
+    assert (path / "report.md").exists()
+    if as_json:
+        ranking = {entry["id"]: entry for entry in json.loads(printed)["ranking"]}
+        for record in records:
+            if record.sync is not None:
+                pause = ranking[record.id]["sync_pause_seconds"]
+                assert pause == record.sync.pause_seconds
 
 
 def test_what_is_no_run_is_the_users_error(tmp_path):

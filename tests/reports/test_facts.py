@@ -12,7 +12,13 @@ from fsdpbench.reports.facts import (
     build_subtitle,
     format_moment,
 )
-from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
+from tests.reports.example_runs import (
+    SYNC_RUNS,
+    make_cpu_record,
+    make_failed,
+    make_mixed_records,
+    make_record,
+)
 
 
 def values_of(facts):
@@ -46,6 +52,18 @@ def test_a_run_without_training_opens_with_its_shortest_pause():
     records = [make_record(0, step_seconds=[], tokens_per_second=None, sync=sync)]
     first = build_headlines(records)[0]
     assert (first.name, first.figure) == ("Shortest pause", "250 ms")
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_every_run_that_sends_weights_has_its_facts(records):
+    headlines = [item.name for item in build_headlines(records)]
+    trained = any(record.tokens_per_second for record in records)
+    sent = any(record.sync is not None for record in records)
+    assert headlines[0] == ("Shortest pause" if sent and not trained else "Best")
+    assert values_of(build_measurement(records))["commit"] == "0123456789ab"
+    assert build_commands(records, {})
+    assert build_environment(records)
+    assert build_subtitle("r", records, {})
 
 
 def test_on_cpu_the_memory_headline_is_the_host():

@@ -13,6 +13,7 @@ from fsdpbench.reports.html import breakable, embed_json, render_html
 from fsdpbench.reports.plots import plotly_javascript
 from fsdpbench.reports.run import load_run
 from tests.reports.example_runs import (
+    SYNC_RUNS,
     make_cpu_record,
     make_failed,
     make_mixed_records,
@@ -196,12 +197,23 @@ def test_names_may_break_after_their_separators():
         ([make_failed(0, TrialStatus.HANG)], "None of the 1 trials that were started finished."),
         ([make_record(0)], "1 of 1 started trials measured"),
         ([Record(id="a", status=TrialStatus.INVALID, reason="no")], "refused before a process"),
-        ([Record(id="bare", status=TrialStatus.OK)], "No trial was measured."),
+        ([Record(id="bare", status=TrialStatus.OK)], "No training step was measured."),
     ],
     ids=["nothing", "no ok", "one", "all refused", "empty record"],
 )
 def test_small_runs_render(tmp_path, records, text):
     assert text in Page(render(tmp_path, records)).text
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_runs_that_send_weights_render(tmp_path, records):
+    page = Page(render(tmp_path, records))
+    rates = [a for tag, a in page.elements if tag == "td" and a["data-label"] == "tokens/s"]
+    assert all("--share: " in cell["style"] for cell in rates)
+    sends = any(record.sync is not None for record in records)
+    assert bool(rates) == (not sends or any(record.step_seconds for record in records))
+    assert ("Pause of a weight update" in page.text) == sends
+    assert len(json.loads("".join(page.raw["report-data"]))["figures"]) == 5 + sends
 
 
 def test_problems_are_shown_on_top(tmp_path):

@@ -7,7 +7,13 @@ import pytest
 from fsdpbench.bench.records import TrialStatus
 from fsdpbench.reports.markdown import escape, render_markdown
 from fsdpbench.reports.run import load_run
-from tests.reports.example_runs import make_cpu_record, make_failed, make_record, write_run
+from tests.reports.example_runs import (
+    SYNC_RUNS,
+    make_cpu_record,
+    make_failed,
+    make_record,
+    write_run,
+)
 
 
 def cells_of(line):
@@ -79,3 +85,13 @@ def test_many_alike_failures_are_cut(tmp_path):
     text = render_markdown(load_run(write_run(tmp_path / "run", records)))
     assert text.count("- Trial: ") == 10
     assert "and 5 more trials" in text
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_runs_that_send_weights_render(tmp_path, records):
+    lines = render_markdown(load_run(write_run(tmp_path / "run", records))).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| "))
+    started = [record for record in records if record.status is not TrialStatus.INVALID]
+    table = [cells_of(line) for line in lines[start : start + 2 + len(started)]]
+    assert {len(row) for row in table} == {len(table[0])}
+    assert ("sync pause" in table[0]) == any(record.sync is not None for record in records)

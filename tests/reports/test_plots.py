@@ -12,7 +12,15 @@ from fsdpbench.reports.plots import (
     plotly_javascript,
 )
 from fsdpbench.units import GIB, MIB
-from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
+from tests.reports.example_runs import (
+    SYNC_RUNS,
+    make_cpu_record,
+    make_failed,
+    make_mixed_records,
+    make_record,
+    make_sync_only,
+    make_synced,
+)
 
 
 def charts_of(records):
@@ -86,6 +94,28 @@ def test_a_record_without_phases_or_memory_has_its_reason():
     assert charts["phases"].empty_reason == "No phases were recorded; the tracer was off."
     assert charts["memory"].empty_reason == "No memory was recorded."
     assert charts["step-time"].traces
+
+
+def test_pauses_are_drawn_where_weights_were_sent():
+    charts = charts_of([make_synced(0), make_sync_only(1), make_record(2)])
+    assert charts["sync-pause"].traces[0]["x"] == pytest.approx([100, 200])
+    assert len(charts["step-time"].traces[0]["x"]) == 2
+    assert "sync-pause" not in charts_of([make_record(2)])
+
+
+def test_weight_updates_are_no_phase_of_a_step():
+    phases = {"forward": 0.1, "update_weights": 9.0}
+    figure = charts_of([make_synced(0, phases=phases), make_sync_only(1)])["phases"]
+    assert [(trace["name"], trace["x"]) for trace in figure.traces] == [("forward", [100.0])]
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_a_chart_without_data_gives_its_reason_where_weights_were_sent(records):
+    trained = any(record.step_seconds for record in records)
+    for key, figure in charts_of(records).items():
+        assert bool(figure.traces) != bool(figure.empty_reason)
+        if key in ("step-time", "phases") and not trained:
+            assert figure.empty_reason == "No training step was measured."
 
 
 def test_of_many_trials_the_best_are_drawn_and_the_caption_says_so():

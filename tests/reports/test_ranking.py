@@ -5,10 +5,16 @@ import random
 import pytest
 
 from fsdpbench.bench.records import Record, TrialStatus
-from fsdpbench.bench.sync_record import SyncRecord, SyncRound, name_round, summarise_rounds
 from fsdpbench.reports.ranking import build_ranking, is_cpu_run, rank_records
-from fsdpbench.units import GIB
-from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
+from tests.reports.example_runs import (
+    SYNC_RUNS,
+    make_cpu_record,
+    make_failed,
+    make_mixed_records,
+    make_record,
+    make_sync_only,
+    make_synced,
+)
 
 
 def texts_of(table, key):
@@ -137,26 +143,8 @@ def test_captions_of_small_runs(records, caption):
     assert build_ranking(records).caption == caption
 
 
-def make_synced(index, **changes):
-    rounds = [
-        SyncRound(kind=name_round(i), pause_seconds=0.1 * (index + 1), transfer_seconds=0.05)
-        for i in range(4)
-    ]
-    sync = SyncRecord(
-        mode="xccl",
-        receivers=1,
-        bytes=4 * GIB,
-        rounds=rounds,
-        verified=True,
-        share_of_broadcast_limit=0.875,
-        **summarise_rounds(rounds),
-    )
-    return make_record(index, sync=sync, **changes)
-
-
 def test_trials_that_only_sent_weights_come_by_their_pause():
-    nothing = {"step_seconds": [], "tokens_per_second": None, "tokens_per_second_per_gpu": None}
-    table = build_ranking([make_synced(index, mfu=None, **nothing) for index in (1, 0)])
+    table = build_ranking([make_sync_only(index) for index in (1, 0)])
     assert [row.key for row in table.rows] == ["t000", "t001"]
     assert table.caption.endswith("best first by the pause of a weight update.")
     assert texts_of(table, "pause") == ["100 ms", "200 ms"]
@@ -164,6 +152,7 @@ def test_trials_that_only_sent_weights_come_by_their_pause():
     assert texts_of(table, "sync_bytes") == ["4.00 GiB"] * 2
     assert texts_of(table, "sync_share") == ["87.5 %"] * 2
     assert "rate" not in [column.key for column in table.columns]
+    assert "pause of a weight update" in table.columns[0].hint
 
 
 def test_trials_that_trained_and_sent_show_both():
@@ -171,3 +160,18 @@ def test_trials_that_trained_and_sent_show_both():
     assert {"rate", "step", "pause"} <= {column.key for column in table.columns}
     assert cell_of(table, 1, "pause").reason == "no weights were sent"
     assert "pause" not in [c.key for c in build_ranking([make_record(1)]).columns]
+
+
+def test_a_trial_that_only_sent_says_why_it_has_no_rate():
+    table = build_ranking([make_record(0), make_sync_only(1)])
+    for key in ("rate", "difference", "rate_per_device", "step", "mfu"):
+        assert cell_of(table, 1, key).reason == "this trial only sent its weights"
+
+
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_notes_and_captions_name_only_columns_that_are_there(records):
+    table = build_ranking(records)
+    titles = [column.title for column in table.columns]
+    assert ("tokens/s" in table.caption) <= ("tokens/s" in titles)
+    assert not any("tokens/s/GPU" in note for note in table.notes)
+    assert all(len(row.cells) == len(titles) for row in table.rows)

@@ -7,7 +7,13 @@ from rich.console import Console
 
 from fsdpbench.bench.records import TrialStatus
 from fsdpbench.reports.terminal import MAX_ROWS, fold_title, print_ranking
-from tests.reports.example_runs import make_cpu_record, make_failed, make_mixed_records, make_record
+from tests.reports.example_runs import (
+    SYNC_RUNS,
+    make_cpu_record,
+    make_failed,
+    make_mixed_records,
+    make_record,
+)
 
 
 def show(records, width=200):
@@ -72,6 +78,15 @@ def test_long_rankings_are_cut():
 @pytest.mark.parametrize("records", [[], [make_failed(0, TrialStatus.TIMEOUT)]])
 def test_runs_without_a_measured_trial(records):
     assert "tria" in show(records)
+
+
+@pytest.mark.parametrize("width", [30, 80, 240])
+@pytest.mark.parametrize("records", SYNC_RUNS.values(), ids=SYNC_RUNS)
+def test_runs_that_send_weights_are_shown(records, width):
+    text = show(records, width)
+    assert max(map(len, text.splitlines())) <= width
+    pauses = [record for record in records if record.sync is not None]
+    assert ("100 ms" in text) == bool(pauses)
 
 
 @pytest.mark.parametrize(
