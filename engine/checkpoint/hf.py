@@ -33,7 +33,6 @@ from fsdpbench.engine.checkpoint.verify import check_dcp, check_hf
 from fsdpbench.engine.models.export import iterate_gathered_parameters
 from fsdpbench.engine.models.shard_writer import (
     MAX_FILE_BYTES,
-    NUM_THREADS,
     ShardWriter,
     plan_weight_files,
     spread_weight_files,
@@ -42,6 +41,7 @@ from fsdpbench.engine.models.shard_writer import (
 from fsdpbench.engine.parallel.adapter_values import fill_adapters
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.materialize import load_folder
+from fsdpbench.engine.parallel.off_device import NUM_THREADS
 from fsdpbench.errors import CheckpointError, ConfigError, Violation
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +21,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 
+from fsdpbench.engine.parallel.off_device import OffDevice
 from fsdpbench.engine.parallel.regions import local_shard
 from fsdpbench.engine.parallel.tensor import find_tied_parameters
 
@@ -173,10 +174,26 @@ def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
 @torch.no_grad()
 def stage_on_host(value: Any) -> Any:
     """Copy a state dict's tensors to host memory, so that training may change the originals."""
+    with OffDevice() as pieces:
+        staged = _stage(value, pieces)
+        pieces.finish()
+    return staged
+
+
+def _stage(value: Any, pieces: OffDevice) -> Any:
     if isinstance(value, dict):
-        return {name: stage_on_host(inner) for name, inner in value.items()}
-    if isinstance(value, DTensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    return value
+        return {name: _stage(inner, pieces) for name, inner in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = torch.empty_like(value.detach(), device="cpu")  # of a DTensor, one of the same placement
+    source, target = local_shard(value), local_shard(copy)
+    if source.is_contiguous():
+        flat = target.view(-1).view(torch.uint8)
+        pieces.submit(source, lambda start: partial(_fill, flat, start))
+    else:
+        target.copy_(source)
+    return copy
+
+
+def _fill(target: torch.Tensor, start: int, piece: torch.Tensor) -> None:
+    target[start : start + piece.numel()].copy_(piece)

@@ -3,9 +3,8 @@
 Names, shapes and dtype are known before the first value, so each file begins with its final header
 and the place of every tensor is known (format: https://github.com/huggingface/safetensors#format).
 
-    device   copy piece 0 | copy piece 1 | ...     into page-locked stages, one after the other
-    threads      write 0  |   write 1    | ...     into the page cache, side by side
-    one more         fdatasync ...                 so that the disk works from the start
+Pieces are written by several threads, off the device (`off_device`) into the page cache. One more
+makes the disk take what is there already, so that it works from the start.
 """
 
 from __future__ import annotations
@@ -13,23 +12,19 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fsdpbench.engine.device import Device
-from fsdpbench.engine.parallel.bucket_reader import Stage
+from fsdpbench.engine.parallel.off_device import OffDevice
 from fsdpbench.engine.parallel.weight_files import FLOATING, INDEX_FILE, SINGLE_FILE
 
 MAX_FILE_BYTES = 2 << 30
 SYNC_BYTES = 128 << 20  # written between two orders to the disk
-PIECE_BYTES = 16 << 20
-MAX_PIECES = 16  # that may wait for the writing threads; each has a stage where they come off a GPU
-NUM_THREADS = 8  # one copies 2 to 4 GB/s into the page cache
 WORD_OF_DTYPE = {dtype: word for word, dtype in FLOATING.items()}
 
 
@@ -130,10 +125,7 @@ class ShardWriter:
         self._open: dict[str, int] = {}  # file -> descriptor
         self._unsynced_bytes = 0
         self._lock = threading.Lock()  # of the counts, which the threads keep
-        self._stages: list[Stage] = []
-        self._num_staged = 0
-        self._pending: deque[Future[None]] = deque()
-        self._writers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="shard_writer")
+        self._pieces = OffDevice()
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="shard_syncer")
         self._syncs: list[Future[None]] = []
 
@@ -149,20 +141,15 @@ class ShardWriter:
         file = self._file_of[name]
         if file not in self.file_bytes:
             self._begin(file)
-        values = tensor.contiguous().view(-1).view(torch.uint8)
-        for start in range(0, values.numel(), PIECE_BYTES):
-            if len(self._pending) >= MAX_PIECES:
-                self._pending.popleft().result()
-            piece = values[start : start + PIECE_BYTES]
-            stage = None if piece.device.type == "cpu" else self._copy(piece)
-            offset = self._offsets[name] + start
-            self._pending.append(self._writers.submit(self._write, file, offset, piece, stage))
+        place = self._offsets[name]
+        self._pieces.submit(
+            tensor.contiguous(), lambda start: partial(self._write, file, place + start)
+        )
 
     def finish(self) -> None:
         """Return when all files are complete; durable ones are on the disk then."""
         try:
-            while self._pending:
-                self._pending.popleft().result()
+            self._pieces.finish()
             for sync in self._syncs:
                 sync.result()
         finally:
@@ -170,14 +157,11 @@ class ShardWriter:
 
     def abandon(self) -> None:
         """Stop writing and close the files, whatever their state."""
-        self._writers.shutdown(wait=True, cancel_futures=True)
+        self._pieces.close()
         self._syncer.shutdown(wait=True)  # what waits there closes files
         for descriptor in self._open.values():
             os.close(descriptor)
         self._open.clear()
-        for stage in self._stages:  # copies may still fill them
-            stage.wait_until_free()
-        self._stages.clear()
 
     def _begin(self, file: str) -> None:
         names = self.names_in[file]
@@ -191,22 +175,8 @@ class ShardWriter:
             end += self.shapes[name].numel() * self.dtype.itemsize
         self._left[file] = end - len(header)
 
-    def _copy(self, piece: torch.Tensor) -> Stage:
-        """Begin to copy a piece off the device, into the stage whose last piece is written."""
-        if len(self._stages) < MAX_PIECES:
-            device = Device(piece.device.type, piece.device.index)
-            self._stages.append(Stage(PIECE_BYTES, device))
-        stage = self._stages[self._num_staged % MAX_PIECES]
-        self._num_staged += 1
-        stage.memory[: piece.numel()].copy_(piece, non_blocking=True)
-        stage.mark_copies_enqueued()
-        return stage
-
-    def _write(self, file: str, offset: int, piece: torch.Tensor, stage: Stage | None) -> None:
+    def _write(self, file: str, offset: int, piece: torch.Tensor) -> None:
         size = piece.numel()
-        if stage is not None:
-            stage.wait_until_free()  # filled, that is
-            piece = stage.memory[:size]
         values: Any = piece.numpy()
         write_all(self._open[file], memoryview(values), offset)
         with self._lock:

@@ -17,6 +17,7 @@ from fsdpbench.engine.models.shard_writer import (
     spread_weight_files,
     write_index,
 )
+from fsdpbench.engine.parallel import off_device
 from fsdpbench.engine.parallel.weight_files import find_tensors
 
 SHAPES = {name: torch.Size(shape) for name, shape in {"a": (2, 2), "b": (3,), "c": (9,)}.items()}
@@ -71,8 +72,8 @@ def test_no_file_is_empty():
 @pytest.mark.parametrize("piece_bytes", [6, 1 << 20])
 def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, piece_bytes, durable):
     monkeypatch.setattr(shard_writer, "SYNC_BYTES", 8)
-    monkeypatch.setattr(shard_writer, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(shard_writer, "MAX_PIECES", 2)
+    monkeypatch.setattr(off_device, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(off_device, "MAX_PIECES", 2)
     plan = plan_weight_files(SHAPES, dtype, max_file_bytes=28)
     tensors = make_tensors(dtype)
     writer = ShardWriter(tmp_path, plan, SHAPES, dtype, durable=durable)
@@ -91,8 +92,8 @@ def test_writes_what_was_planned(tmp_path, monkeypatch, dtype, piece_bytes, dura
 @pytest.mark.gpu
 @pytest.mark.parametrize("piece_bytes", [4096, 1 << 20])
 def test_tensors_come_off_the_device_in_pieces(tmp_path, monkeypatch, piece_bytes):
-    monkeypatch.setattr(shard_writer, "PIECE_BYTES", piece_bytes)
-    monkeypatch.setattr(shard_writer, "MAX_PIECES", 3)
+    monkeypatch.setattr(off_device, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(off_device, "MAX_PIECES", 3)
     tensors = {f"w{index}": torch.randn(257, 129, device="cuda").bfloat16() for index in range(40)}
     expected = {name: tensor.cpu() for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
