@@ -8,7 +8,7 @@ is read is reported with its line, all at once. No torch import.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,30 @@ def load_workload(spec: WorkloadSpec, dp_size: int) -> list[Document]:
 
     The planner of a sweep does so too, so that a point whose text cannot be read never starts.
     """
-    lengths = spec.sequence_lengths
-    if lengths is not None and (not lengths or min(lengths) < MIN_LENGTH):
-        allowed = f"needs one length at least, each {MIN_LENGTH} or more"
-        raise ConfigError([Violation("workload.sequence_lengths", str(lengths), allowed)])
+    if spec.sequence_lengths is not None:
+        check_lengths(spec.sequence_lengths, spec.tokens_per_step)
     num_tokens = spec.num_steps * count_step_tokens(spec, dp_size)
     return load_documents(spec.data, max_characters=num_tokens * CHARACTERS_PER_TOKEN)
 
 
+def check_lengths(lengths: Sequence[int], tokens_per_step: int) -> None:
+    """Raise ConfigError for lengths that are no sequences, or that are not the step's tokens."""
+    if not lengths or min(lengths) < MIN_LENGTH:
+        allowed = f"needs one length at least, each {MIN_LENGTH} or more"
+        raise ConfigError([Violation("workload.sequence_lengths", str(list(lengths)), allowed)])
+    if tokens_per_step != sum(lengths):
+        allowed = f"must be {sum(lengths)}, the sum of workload.sequence_lengths"
+        remedy = (
+            "leave it out, or give other lengths; with sequence_lengths null the text's own "
+            "lengths fill it"
+        )
+        found = str(tokens_per_step)
+        raise ConfigError([Violation("workload.tokens_per_step", found, allowed, remedy)])
+
+
 def count_step_tokens(spec: WorkloadSpec, dp_size: int) -> int:
     """Return the tokens of one step over all data-parallel indices."""
-    lengths = spec.sequence_lengths
-    return dp_size * (spec.tokens_per_step if lengths is None else sum(lengths))
+    return dp_size * spec.tokens_per_step
 
 
 def load_documents(path: str | None, max_characters: int | None = None) -> list[Document]:

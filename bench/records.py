@@ -10,7 +10,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fsdpbench.bench.sync_record import SyncRecord
 
@@ -105,7 +112,8 @@ class WorkloadSpec(_Message):
     sequence_lengths: list[int] | None = None
     """Lengths of the sequences of a step, per data-parallel rank; None: as the data has them."""
     tokens_per_step: int = Field(default=1024, ge=2)
-    """Tokens of one optimizer step on each data-parallel rank."""
+    """Tokens of one optimizer step on each data-parallel rank; the sum of `sequence_lengths` where
+    these are given."""
     steps: int = Field(default=6, ge=0)
     """Measured steps, after warm-up: the run makes `warmup_steps + steps` steps. 0 with sync_rounds
     only."""
@@ -119,6 +127,18 @@ class WorkloadSpec(_Message):
     """MiB of a bucket on the wire. xccl only."""
     sync_verify: bool = True
     """Compare a checksum of each tensor on both ends of every update, and log-probs at the end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_up_lengths(cls, values: Any) -> Any:
+        """Let lengths decide the tokens of a step; what is wrong with them is said elsewhere."""
+        if not isinstance(values, dict) or "tokens_per_step" in values:
+            return values
+        lengths = values.get("sequence_lengths")
+        if not isinstance(lengths, list | tuple) or any(type(n) is not int for n in lengths):
+            return values
+        num_tokens = sum(lengths)
+        return values if num_tokens < 2 else {**values, "tokens_per_step": num_tokens}
 
     @field_validator("sync_rounds")
     @classmethod

@@ -162,8 +162,11 @@ class _Planner:
         workload = presets.plan_workload_defaults(_count_parameters(model), self.device)
         if any(axis.path in SYNC_AXES for axis, _ in combination):
             workload["sync_rounds"] = DEFAULT_SYNC_ROUNDS
-        workload |= self.space.workload
-        workload |= {axis.path: value for axis, value in combination if axis.section == "workload"}
+        given = dict(self.space.workload)
+        given |= {axis.path: value for axis, value in combination if axis.section == "workload"}
+        if given.get("sequence_lengths") is not None:
+            del workload["tokens_per_step"]  # the lengths decide it; a default must not contradict
+        workload |= given
         faults = [value for axis, value in combination if axis.section == "fault"]
         fault = None if not faults or faults[0] in (None, "none") else str(faults[0])
         return config, workload, fault

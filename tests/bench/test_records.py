@@ -74,3 +74,29 @@ def test_messages_are_strict_and_records_skip_later_additions():
 def test_a_trial_spec_survives_the_round_trip():
     spec = TrialSpec(id="a", config={"path": "tiny"}, axes={"p": 1}, fault="hang@2", world_size=2)
     assert TrialSpec.model_validate_json(encode(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({}, 1024),
+        ({"sequence_lengths": None}, 1024),
+        ({"sequence_lengths": [40, 24]}, 64),
+        ({"sequence_lengths": (40, 24)}, 64),
+        ({"sequence_lengths": [40, 24], "tokens_per_step": 64}, 64),
+        ({"sequence_lengths": None, "tokens_per_step": 512}, 512),
+    ],
+    ids=str,
+)
+def test_lengths_add_up_to_the_tokens_of_a_step_and_survive_the_round_trip(given, tokens):
+    workload = WorkloadSpec(**given)
+    assert workload.tokens_per_step == tokens
+    assert WorkloadSpec.model_validate_json(encode(workload)) == workload
+    assert WorkloadSpec(**workload.model_dump(mode="json")) == workload
+
+
+@pytest.mark.parametrize("lengths", ["many", ["many"], [None], {"a": 1}], ids=str)
+def test_wrong_lengths_are_the_only_thing_said_of_them(lengths):
+    with pytest.raises(ValidationError) as caught:
+        WorkloadSpec(sequence_lengths=lengths)
+    assert {line["loc"][0] for line in caught.value.errors()} == {"sequence_lengths"}

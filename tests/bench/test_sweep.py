@@ -164,3 +164,39 @@ def test_a_model_whose_files_are_damaged_makes_its_point_invalid(tmp_path):
     (tmp_path / "config.json").write_text('{"a":' * 100_000)
     space = SweepSpace(device="cpu", axes={"model": [str(tmp_path), ""], "parallel": ["fsdp:d1"]})
     assert [bool(point.violations) for point in plan_sweep(space, 0).points] == [True, True]
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize(
+    ("workload", "axes", "tokens"),
+    [
+        ({"sequence_lengths": [40, 24]}, {}, 64),
+        ({"sequence_lengths": [40, 24], "tokens_per_step": 64}, {}, 64),
+        ({}, {"sequence_lengths": [[40, 24]]}, 64),
+        ({"sequence_lengths": [40, 24]}, {"sequence_lengths": [[30]]}, 30),
+        ({"sequence_lengths": [40, 24]}, {"tokens_per_step": [64]}, 64),
+        ({"sequence_lengths": [40, 24]}, {"sequence_lengths": [None], "tokens_per_step": [9]}, 9),
+        ({"sequence_lengths": [40, 24]}, {"tokens_per_step": [32]}, None),
+        ({"sequence_lengths": [40, 24], "tokens_per_step": 65}, {}, None),
+        ({"tokens_per_step": 64}, {"sequence_lengths": [[40, 25]]}, None),
+    ],
+    ids=str,
+)
+def test_tokens_of_a_step_follow_from_lengths_or_contradict_them(workload, axes, tokens, num_gpus):
+    axes = {"parallel": ["fsdp:d1"], **axes}
+    (point,) = plan(axes, num_gpus, workload=workload, model="tiny-llama").points
+    if tokens is None:
+        assert point.spec is None
+        assert "the sum of workload.sequence_lengths" in reasons(point)
+    else:
+        assert point.spec.workload.tokens_per_step == tokens
+        assert point.workload["tokens_per_step"] == tokens, "the record tells what was trained on"
+
+
+def test_lengths_given_twice_are_the_same_work():
+    lengths = {"sequence_lengths": [40, 24]}
+    ids = {
+        plan({"parallel": ["fsdp:d1"]}, workload=workload).points[0].id
+        for workload in (lengths, {**lengths, "tokens_per_step": 64})
+    }
+    assert len(ids) == 1

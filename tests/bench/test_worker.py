@@ -27,12 +27,13 @@ CONFIG = {
 def create(tmp_path):
     def create_trial(world_size=1, steps=2, config=None, workload=None, **fields):
         folder = TrialFolder(tmp_path / "trial")
+        size = {} if workload and "sequence_lengths" in workload else {"tokens_per_step": 128}
         spec = TrialSpec(
             id="t",
             config={**CONFIG, **(config or {})},
             world_size=world_size,
             workload=WorkloadSpec(
-                **{"tokens_per_step": 128, "steps": steps, "warmup_steps": 1, **(workload or {})}
+                **{"steps": steps, "warmup_steps": 1, **size, **(workload or {})}
             ),
             **fields,
         )

@@ -154,6 +154,16 @@ def test_impossible_lengths_are_refused(lengths):
         load_workload(WorkloadSpec(sequence_lengths=lengths), 1)
 
 
+def test_tokens_that_are_not_the_sum_of_the_lengths_are_refused():
+    spec = WorkloadSpec(sequence_lengths=[64, 64], tokens_per_step=100)
+    with pytest.raises(ConfigError) as caught:
+        load_workload(spec, 1)
+    text = str(caught.value)
+    assert "workload.tokens_per_step=100: must be 128, the sum of workload.sequence_lengths" in text
+    assert "leave it out" in text
+    assert load_workload(spec.model_copy(update={"tokens_per_step": 128}), 1)
+
+
 def test_lengths_beyond_the_model_are_refused():
     with pytest.raises(ConfigError, match="must not exceed the model's 64 positions"):
         make(WorkloadSpec(sequence_lengths=[65]), longest=64)
