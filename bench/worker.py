@@ -2,13 +2,14 @@
 
 Reads `trial.json`, trains, and leaves heartbeats, steps, samples, traces and, by rank 0, the
 outcome; a failing rank leaves its last words (`rank_error`). It measures what the engine does and
-changes nothing about it.
+changes nothing about it; only Python's collector is spared what the process keeps to its end.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -33,7 +34,14 @@ from fsdpbench.bench.recorders.sampler import Recorder, sample_in_background
 from fsdpbench.bench.records import TrialSpec
 from fsdpbench.bench.sync_record import SyncRecord
 from fsdpbench.bench.sync_rounds import run_sync
-from fsdpbench.bench.timing import STEP_SPAN, StepLog, StepRecord, summarise_phases, time_step
+from fsdpbench.bench.timing import (
+    STEP_SPAN,
+    StepLog,
+    StepRecord,
+    set_aside_objects,
+    summarise_phases,
+    time_step,
+)
 from fsdpbench.bench.tokens import choose_encoder
 from fsdpbench.bench.workloads import StepBatch, iterate_batches
 from fsdpbench.engine.algorithms.sft import FSDPLMEngine
@@ -120,6 +128,7 @@ def run_trial(spec: TrialSpec, folder: TrialFolder, ranks: Ranks, errors: RankEr
             ft_spec=FinetuneSpec(total_train_epochs=1, dataset_size=size, train_batch_size=1)
         )
         trial.host.measure_unique()
+        set_aside_objects()  # here the long collection delays no other rank's step
         if spec.workload.num_steps:
             errors.enter("batches")
             train(trial, device, plan_batches(trial, documents))
@@ -129,6 +138,7 @@ def run_trial(spec: TrialSpec, folder: TrialFolder, ranks: Ranks, errors: RankEr
         errors.enter("outcome")
         finish(trial)
     errors.enter("destroy")
+    gc.unfreeze()  # the engine is in cycles, which destroy collects
     engine.destroy()
     errors.enter("done")
 
@@ -185,6 +195,8 @@ def train(trial: Trial, device: Device, batches: Iterator[StepBatch]) -> None:
     with StepLog(trial.folder.steps_path) as log:
         for step, batch in enumerate(batches):
             trial.errors.enter("before_step", step)
+            if step == spec.workload.warmup_steps:
+                set_aside_objects()  # what the warm-up left: optimizer states, caches
             strike_fault(fault, FaultContext(rank, step, allocate))
             trial.errors.enter("step", step)
 

@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import time
@@ -7,6 +8,7 @@ import pytest
 from fsdpbench.bench.timing import (
     StepLog,
     StepRecord,
+    set_aside_objects,
     summarise_phases,
     summarise_rate,
     time_step,
@@ -110,3 +112,34 @@ def test_nested_spans_of_one_name_count_once():
 
 def test_no_spans_no_phases():
     assert summarise_phases([], num_warmup=2) == {}
+
+
+class Node:
+    """A part of a cycle."""
+
+
+def make_cycle():
+    node = Node()
+    node.itself = node
+    return node
+
+
+def count_nodes():
+    return sum(type(found) is Node for found in gc.get_objects())
+
+
+def test_what_lives_is_set_aside_and_garbage_is_still_collected():
+    kept = make_cycle()
+    make_cycle()
+    try:
+        set_aside_objects()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 0
+        assert count_nodes() == 0, "one was collected, the other is out of the collector's sight"
+        make_cycle()
+        assert gc.collect() >= 1
+        assert count_nodes() == 0
+    finally:
+        gc.unfreeze()
+    assert count_nodes() == 1
+    assert kept.itself is kept

@@ -15,6 +15,7 @@ from fsdpbench.ranks import Ranks
 from tests.distributed.pool import run_on_ranks
 
 RUN = "tests.distributed.payloads.trial:run"
+COUNT_OBJECTS = "tests.distributed.payloads.trial:count_objects"
 CONFIG = {
     "path": "tiny-llama",
     "init_from_scratch": True,
@@ -99,6 +100,19 @@ def test_ranks_of_one_data_parallel_index_train_on_one_batch(create):
     )
     assert run_on_ranks(RUN, 2, timeout_seconds=180, path=str(folder.path))
     assert [line["num_tokens"] for line in read_lines(folder.steps_path)] == [64] * 3
+
+
+def test_steps_are_spared_collections_of_all_that_was_imported(create):
+    folder = create(steps=2, workload={"warmup_steps": 2})
+    (seen,) = run_on_ranks(COUNT_OBJECTS, 1, timeout_seconds=180, path=str(folder.path))
+    *steps, end = seen
+    assert len(steps) == 4
+    for is_enabled, num_aside, num_others in steps:
+        assert is_enabled
+        assert num_aside > 100_000
+        assert num_others < num_aside / 5
+    assert steps[2][1] > steps[1][1], "the warm-up's own objects are set aside, too"
+    assert end[1] == 0, "destroy finds the engine"
 
 
 def test_the_first_failing_rank_is_named(create):
