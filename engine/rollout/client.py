@@ -123,6 +123,7 @@ class HttpEngine:
             world_size=self.facts.world_size,
             takes_packed=self.settings.packed,
             channels=("xccl", "disk") if self.facts.takes_groups else ("disk",),
+            joins_by_id=self.dialect.joins_by_id,
         )
 
     @property

@@ -72,6 +72,7 @@ class Dialect(Protocol):
     name: str
     restores_after_failed_load: bool  # a failed load from disk leaves the old weights in force
     after_failed_load: str  # advice, where it leaves something else
+    joins_by_id: bool  # of an NCCL communicator; else through the store of a weight-update group
 
     def ask_facts(self) -> Mapping[str, ServerCall]:
         """Return the calls whose answers `read_facts` needs, by a name of their own."""

@@ -33,6 +33,7 @@ class SglangDialect:
 
     name = "sglang"
     restores_after_failed_load = True
+    joins_by_id = False
     after_failed_load = ""
 
     def ask_facts(self) -> Mapping[str, ServerCall]:

@@ -37,6 +37,7 @@ class VllmDialect:
 
     name = "vllm"
     restores_after_failed_load = False
+    joins_by_id = True
     after_failed_load = "If the next load fails as well, restart the server."
 
     def __init__(self, packed: bool = True) -> None:
@@ -84,8 +85,8 @@ class VllmDialect:
         """Join over raw NCCL, with the id that the trainer minted."""
         if not address.unique_id:
             raise WeightSyncError(
-                f"group {address.name}: a vLLM server joins over raw NCCL by the trainer's unique "
-                "id, which the address of this group does not carry. Switch weight_update_mode to "
+                f"group {address.name}: a vLLM server joins by an NCCL id, and the address of this "
+                "group carries none. The trainer mints it on GPUs; or switch weight_update_mode to "
                 "disk."
             )
         info = {

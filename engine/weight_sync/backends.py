@@ -24,6 +24,11 @@ from fsdpbench.errors import WeightSyncError
 # NCCL's own time-out ends the process, so it must come long after ours.
 NCCL_PATIENCE = 10.0
 
+# Under this key a ProcessGroupNCCL of at most 128 ranks tells its members the raw id of its first
+# communicator (`ProcessGroupNCCL::broadcastUniqueNCCLID`); torch does not document it.
+NCCL_ID_KEY = "0"
+MAX_ID_RANKS = 128
+
 # The trainer has accepted a connection before; it may give up, or stop, just as we come.
 CONNECT_SECONDS = 5.0
 
@@ -78,28 +83,36 @@ def _run_aside(build: Callable[[], Store]) -> Future[Store]:
     return outcome
 
 
+def prefixed_store(address: GroupAddress, store: Store) -> Store:
+    """Return the part of the group's store that its backend writes to.
+
+    Keys have the prefixes that `init_process_group` gives them for a group of this name.
+    """
+    kind = "cpu/" if address.backend == "gloo" else "cuda/"
+    for prefix in (address.name, f"{address.name}/", kind):
+        store = torch_distributed.PrefixStore(prefix, store)
+    return store
+
+
 def build_backend(address: GroupAddress, rank: int, store: Store) -> Any:
     """Build the process group of one member; gloo connects here, NCCL in its first collective.
 
-    Keys have the prefixes that `init_process_group` gives them for a group of this name.
     Collective over: the group.
     """
-    name, size = address.name, address.world_size
-    prefixed = torch_distributed.PrefixStore(name, store)
-    prefixed = torch_distributed.PrefixStore(f"{name}/", prefixed)
+    size, own = address.world_size, prefixed_store(address, store)
     if address.backend == "gloo":
         gloo = torch_distributed.ProcessGroupGloo
         options = gloo._Options()
         # torch's default asks the host's name, which may lead to a public interface or to none
         options._devices = [gloo.create_device(hostname=find_local_address(address))]
         options._timeout = timedelta(seconds=address.timeout_seconds)
-        return gloo(torch_distributed.PrefixStore("cpu/", prefixed), rank, size, options)
+        return gloo(own, rank, size, options)
     nccl = torch_distributed.ProcessGroupNCCL
     options = nccl.Options()
     options.is_high_priority_stream = False
     options._timeout = timedelta(seconds=address.timeout_seconds * NCCL_PATIENCE)
     with errors_left_to_us():
-        return nccl(torch_distributed.PrefixStore("cuda/", prefixed), rank, size, options)
+        return nccl(own, rank, size, options)
 
 
 def find_local_address(address: GroupAddress) -> str:

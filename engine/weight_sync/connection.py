@@ -40,6 +40,7 @@ class XcclConnection:
         self.num_stages = traits[0].pipeline_size
         self.world_size = 1 + sum(one.world_size for one in traits)
         self.greets = all(one.dialect == "local" for one in traits)
+        self.joins_by_id = traits[0].joins_by_id  # all of them do, or none
         self.plan: tuple[StagedBucket, ...] = plan_update(
             source.specs,
             bucket_bytes,
@@ -93,6 +94,8 @@ class XcclConnection:
 
     def _join(self, group: WeightGroup) -> None:
         phase = f"joining the weight-update group of stage {group.address.stage}"
+        if self.joins_by_id:
+            group.mint_id()
         first_ranks = [1]
         for engine in self.receivers.engines:
             first_ranks.append(first_ranks[-1] + engine.traits.world_size)

@@ -9,12 +9,14 @@ of the system's choice and then tells it, so no port can be lost in between:
     both:     group.broadcast(tensor).wait()  ...  group.close()
 
 Store prefixes and backend are those of `init_process_group` as SGLang calls it for a group of this
-name, so that its servers can join, too; they do not greet (`GroupAddress.greets`). Every wait ends
-at the time-out; `abort` from another thread ends it at once.
+name, so that its servers can join, too; they do not greet (`GroupAddress.greets`). vLLM's join by
+the raw id of the NCCL communicator, which `mint_id` puts into the address. Every wait ends at the
+time-out; `abort` from another thread ends it at once.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import enum
 import socket
@@ -30,7 +32,14 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.engine.device import Device
-from fsdpbench.engine.weight_sync.backends import Store, build_backend, open_store
+from fsdpbench.engine.weight_sync.backends import (
+    MAX_ID_RANKS,
+    NCCL_ID_KEY,
+    Store,
+    build_backend,
+    open_store,
+    prefixed_store,
+)
 from fsdpbench.engine.weight_sync.records import GroupAddress
 from fsdpbench.errors import WeightSyncError, list_names
 
@@ -89,6 +98,7 @@ class WeightGroup:
         self._store: Store | None = store
         self._backend: Any = None  # ProcessGroupNCCL is absent from builds without CUDA
         self._works: list[Any] = []  # handles of broadcasts that may still run
+        self._greeting: Future[Any] | None = None  # of receivers that join by id
         self._lock = threading.Lock()  # of the state and its objects: `abort` comes at any time
 
     @classmethod
@@ -148,20 +158,42 @@ class WeightGroup:
         """Return what the receiver whose ranks begin at `first_rank` needs to know."""
         return replace(self.address, first_rank=first_rank)
 
+    def mint_id(self) -> None:
+        """Put the id of the NCCL communicator into the address, for receivers that join by it.
+
+        As the trainer, before they hear of the group. A receiver that has joined so sums up one
+        float32 with all members first (`PyNcclCommunicator`), which begins here. Raises
+        WeightSyncError.
+        """
+        if self.address.backend != "nccl" or self.address.world_size > MAX_ID_RANKS:
+            raise WeightSyncError(
+                f"group {self.address.name}: {self.address.world_size} ranks over "
+                f"{self.address.backend} cannot join by an NCCL id; it needs GPUs and at most "
+                f"{MAX_ID_RANKS} ranks. Switch weight_update_mode to disk."
+            )
+        own = prefixed_store(self.address, self._live_store())
+        backend = self._build_backend()
+        ones = torch.ones(1, device=self.device.torch_device)
+        self._greeting = self._run_aside(lambda: backend.allreduce([ones]))
+        with self.errors_named("minting an NCCL id"):
+            self.wait_until(
+                lambda: own.check([NCCL_ID_KEY]), "minting an NCCL id", GREETING_POLL_SECONDS
+            )
+            unique_id = base64.b64encode(own.get(NCCL_ID_KEY)).decode()
+        self.address = replace(self.address, unique_id=unique_id)
+
     def join(self, check: Check | None = None) -> None:
         """Wait for all members and connect to them. Raises WeightSyncError.
 
         Members that greet tell of themselves through the store first: who is missing is then known
         by rank, and nobody connects to half a group. `check` is called now and then and may raise.
         """
+        if self._greeting is not None:
+            self._await_greeting(self._greeting, check)
+            return
         if self.address.greets:
             self._greet(check)
-        store = self._live_store()
-        with self.errors_named("joining"):
-            backend = build_backend(self.address, self.rank, store)
-        with self._lock:
-            if self.state is not GroupState.CLOSED:
-                self._backend, self.state = backend, GroupState.JOINED
+        self._build_backend()
         if self.address.greets:  # NCCL connects here and not within the first, timed update
             token = torch.zeros(1, dtype=torch.uint8, device=self.device.torch_device)
             self.broadcast(token).wait(check)
@@ -245,6 +277,25 @@ class WeightGroup:
             "network and the port, raise timeout_seconds, or switch weight_update_mode to disk."
         )
 
+    def _build_backend(self) -> Any:
+        store = self._live_store()
+        with self.errors_named("joining"):
+            backend = build_backend(self.address, self.rank, store)
+        with self._lock:
+            if self.state is not GroupState.CLOSED:
+                self._backend, self.state = backend, GroupState.JOINED
+        return backend
+
+    def _await_greeting(self, greeting: Future[Any], check: Check | None) -> None:
+        """Wait until all have connected by the id, and for the sum that they begin with."""
+        self.wait_until(greeting.done, "joining", GREETING_POLL_SECONDS, check)
+        with self.errors_named("joining"):
+            work = greeting.result()
+            self.wait_until(work.is_completed, "joining", GREETING_POLL_SECONDS, check)
+            work.wait()
+        self._live_store()  # `abort` ends the sum, too
+        self.is_connected = True
+
     def _greet(self, check: Check | None) -> None:
         store = self._live_store()
         with self.errors_named("joining"):
@@ -294,6 +345,19 @@ class WeightGroup:
         """Issue the broadcast; the first of NCCL waits on the host for all members to connect."""
         if self.is_connected or self.address.backend == "gloo":
             return backend.broadcast([flat], dist.BroadcastOptions())
+        outcome = self._run_aside(lambda: backend.broadcast([flat], dist.BroadcastOptions()))
+        try:
+            work = outcome.result(self.address.timeout_seconds)
+        except FutureTimeout as error:
+            raise GroupTimeoutError(self._late("connecting")) from error
+        self.is_connected = True
+        return work
+
+    def _run_aside(self, collective: Callable[[], Any]) -> Future[Any]:
+        """Issue NCCL's first collective in a thread, on what is the current stream here.
+
+        Nothing can end its wait for the members, so it must not keep the process alive.
+        """
         stream = self.device.current_stream()
         outcome: Future[Any] = Future()
 
@@ -301,18 +365,12 @@ class WeightGroup:
             self.device.make_current()
             with self.device.use_stream(stream):
                 try:
-                    outcome.set_result(backend.broadcast([flat], dist.BroadcastOptions()))
+                    outcome.set_result(collective())
                 except RuntimeError as error:
                     outcome.set_exception(error)
 
-        # a thread, since nothing can end NCCL's wait; it must not keep the process alive
         threading.Thread(target=connect, name="weight-group-connect", daemon=True).start()
-        try:
-            work = outcome.result(self.address.timeout_seconds)
-        except FutureTimeout as error:
-            raise GroupTimeoutError(self._late("connecting")) from error
-        self.is_connected = True
-        return work
+        return outcome
 
 
 def _release(backend: Any, works: list[Any]) -> None:

@@ -87,6 +87,7 @@ class ReceiverTraits:
     takes_packed: bool = True  # else one message a tensor
     takes_adapters: bool = False
     gives_digests: bool = False  # `finish_weight_update` tells what arrived
+    joins_by_id: bool = False  # of an NCCL communicator; else through the group's store
     channels: tuple[str, ...] = ("xccl", "disk")
 
 

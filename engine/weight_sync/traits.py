@@ -49,5 +49,11 @@ def check_traits(
             problems.append(
                 f"receivers divide the layers differently ({shown}); use one kind, or disk"
             )
+        if len({engine.traits.joins_by_id for engine in engines}) > 1:
+            shown = ", ".join(sorted({engine.traits.dialect for engine in engines}))
+            problems.append(
+                f"{shown} join groups in different ways (vllm by an NCCL id, others through a "
+                "store); use one kind, or disk"
+            )
     if problems:
         raise WeightSyncError("weight update: " + "; ".join(problems))

@@ -104,7 +104,7 @@ def test_packing_was_settled_with_the_group():
 
 def test_group_without_unique_id_is_refused():
     address = GroupAddress("10.0.0.1", 5000, "g", 3, 1, "nccl", 5.0)
-    with pytest.raises(WeightSyncError, match="unique id"):
+    with pytest.raises(WeightSyncError, match="carries none"):
         VllmDialect().join_group(address)
 
 

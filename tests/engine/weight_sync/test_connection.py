@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fsdpbench.engine.device import Device
 from fsdpbench.engine.weight_sync.connection import XcclConnection
 from fsdpbench.engine.weight_sync.fanout import Fanout
+from fsdpbench.engine.weight_sync.groups import WeightGroup
 from fsdpbench.engine.weight_sync.records import ReceiverTraits, TensorSpec
 from fsdpbench.engine.weight_sync.source import SourceModel
 from fsdpbench.errors import WeightSyncError
@@ -51,3 +54,25 @@ def test_ranks_follow_each_other_and_missing_ones_leave_no_group():
         connection.connect()
     assert [engine.calls for engine in connection.receivers.engines] == [[(1, 4, 0)], [(3, 4, 0)]]
     assert not connection.groups
+
+
+def test_an_id_is_minted_before_receivers_hear_of_the_group(monkeypatch):
+    log = []
+
+    class IdEngine(TableEngine):
+        def init_weights_update_group(self, address):
+            log.append(address.unique_id)
+            return done()
+
+    def mint_id(group):
+        log.append("mint")
+        group.address = replace(group.address, unique_id="aWQ=")
+
+    monkeypatch.setattr(WeightGroup, "mint_id", mint_id)
+    monkeypatch.setattr(WeightGroup, "join", lambda group, check: log.append("join"))
+    traits = ReceiverTraits("vllm", joins_by_id=True)
+    connection = connection_to(traits, engine_class=IdEngine)
+    connection.connect()
+    assert log[0] == "mint"
+    assert sorted(log[1:]) == ["aWQ=", "join"]
+    connection.disconnect()

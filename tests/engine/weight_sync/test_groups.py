@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fsdpbench.engine.device import Device
+from fsdpbench.engine.weight_sync import groups
+from fsdpbench.engine.weight_sync.backends import prefixed_store
 from fsdpbench.engine.weight_sync.groups import GroupState, WeightGroup
 from fsdpbench.engine.weight_sync.records import GroupAddress
 from fsdpbench.errors import WeightSyncError
+from tests.distributed.pool import run_on_ranks
 
+GPU = "tests.distributed.payloads.weight_groups_gpu"
 CPU = Device("cpu")
 
 
@@ -174,3 +181,90 @@ def test_a_check_ends_a_wait(threads):
         receiver.broadcast(torch.zeros(1 << 20)).wait(give_up)
     trainer.abort()
     receiver.abort()
+
+
+class IdBackend:
+    """Takes the place of NCCL: tells an id through the store, then waits for the members."""
+
+    def __init__(self, address, store):
+        self.own, self.everybody = prefixed_store(address, store), threading.Event()
+
+    def allreduce(self, tensors):
+        self.own.set("0", b"\x00id\xff")
+        self.everybody.wait(20)
+        return CompletedWork()
+
+    def abort(self):
+        self.everybody.set()
+
+
+class CompletedWork:
+    def is_completed(self):
+        return True
+
+    def wait(self):
+        return True
+
+
+@pytest.fixture
+def minting(monkeypatch):
+    group = listen(seconds=0.5)
+    group.address = replace(group.address, backend="nccl", greets=False)
+    backends = []
+
+    def build(address, rank, store):
+        backends.append(IdBackend(address, store))
+        return backends[-1]
+
+    monkeypatch.setattr(groups, "build_backend", build)
+    group.mint_id()
+    yield group, backends[0]
+    group.abort()
+
+
+def test_receivers_may_join_by_an_id(minting):
+    group, backend = minting
+    address = group.address_for(1)
+    assert base64.b64decode(address.unique_id) == b"\x00id\xff"
+    assert not group.is_connected
+    backend.everybody.set()
+    group.join()
+    assert group.is_connected
+
+
+def test_receivers_that_do_not_come_by_the_id_end_the_join(minting):
+    group, _ = minting
+    with pytest.raises(WeightSyncError, match=r"joining did not end within 0\.5 s"):
+        group.join()
+
+
+def test_an_abort_ends_the_wait_for_receivers(minting, threads):
+    group, _ = minting
+    group.address = replace(group.address, timeout_seconds=60.0)
+    waiting = threads.submit(group.join)
+    group.abort()
+    with pytest.raises(WeightSyncError, match="aborted"):
+        waiting.result(20)
+
+
+def test_ids_need_nccl():
+    group = listen()
+    with pytest.raises(WeightSyncError, match="2 ranks over gloo cannot join by an NCCL id"):
+        group.mint_id()
+    group.abort()
+
+
+@pytest.mark.gpu
+def test_torch_tells_the_id_of_its_communicator():
+    (result,) = run_on_ranks(f"{GPU}:mint_id", 1, device_type="cuda", timeout_seconds=60)
+    assert result["id_bytes"] == 128
+    assert result["is_set"]
+    assert "did not end within 3 s" in result["said"]
+    assert result["healthy"]
+
+
+@pytest.mark.multi_gpu
+def test_a_receiver_joins_by_raw_nccl():
+    trainer, receiver = run_on_ranks(f"{GPU}:join_by_id", 2, device_type="cuda", timeout_seconds=90)
+    assert trainer["sent"] == receiver["arrived"]
+    assert receiver["summed"] == 1.0

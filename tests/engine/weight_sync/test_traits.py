@@ -55,6 +55,13 @@ def test_what_does_not_fit_is_named(traits, options, message):
         check(*traits, **options)
 
 
+def test_receivers_that_join_by_id_stay_among_themselves():
+    vllm = ReceiverTraits("vllm", joins_by_id=True)
+    check(vllm, vllm)
+    with pytest.raises(WeightSyncError, match="local, vllm join groups in different ways"):
+        check(vllm, ReceiverTraits("local"))
+
+
 def test_all_problems_come_at_once():
     with pytest.raises(WeightSyncError, match=r"receiver 0 .*; receiver 1 "):
         check(*[ReceiverTraits("vllm", channels=("disk",))] * 2)
