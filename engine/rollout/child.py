@@ -128,9 +128,17 @@ class ChildProcess:
         self._log.close()
 
     def _read(self) -> None:
+        try:
+            self._read_answers()
+        finally:
+            self._bury()
+
+    def _read_answers(self) -> None:
         decoder = FrameDecoder()
+        poller = select.poll()  # select takes no descriptor beyond 1023
+        poller.register(self._connection, select.POLLIN)
         while True:
-            if not select.select([self._connection], [], [], LOOK_SECONDS)[0]:
+            if not poller.poll(LOOK_SECONDS * 1000):
                 self._fail_late_calls()
                 continue
             try:
@@ -140,13 +148,12 @@ class ChildProcess:
                 received, messages = b"", []
             except ValueError:  # no frames: something else writes there, and nothing can be trusted
                 self._kill()
-                break
+                return
             if not received:
-                break
+                return
             for message in messages:
                 self._settle(message)
             self._fail_late_calls()
-        self._bury()
 
     def _settle(self, message: Mapping[str, Any]) -> None:
         with self._lock:

@@ -56,8 +56,10 @@ class Wire:
 
     def _read(self, service: LocalService, parent: int) -> None:
         decoder = FrameDecoder()
+        poller = select.poll()  # the parent may have had a thousand descriptors: select takes none
+        poller.register(self._connection, select.POLLIN)
         while os.getppid() == parent:
-            if not select.select([self._connection], [], [], PARENT_POLL_SECONDS)[0]:
+            if not poller.poll(PARENT_POLL_SECONDS * 1000):
                 continue
             received = self._connection.recv(CHUNK_BYTES)
             if not received:

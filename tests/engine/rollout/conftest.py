@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 
 import pytest
@@ -13,6 +14,17 @@ from fsdpbench.engine.models.preset_files import prepare_preset
 from tests.engine.rollout.server_stub import StubServer, start_stub
 
 WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def many_descriptors():
+    """Allow descriptors beyond 1023, which `select` does not take."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 1200:
+        pytest.skip("this machine allows fewer descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 1200), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture(scope="session")

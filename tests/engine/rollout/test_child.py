@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -55,6 +57,35 @@ def test_answers_come_to_their_calls_from_any_thread(child):
     assert results == {value: value for value in range(8)}
     large = list(range(200_000))
     assert child.call("echo", PATIENCE, value=large).result(PATIENCE) == large
+
+
+@pytest.fixture
+def high_socket_pairs(many_descriptors, monkeypatch):
+    """Number the descriptors of socket pairs beyond 1023, as where many are open."""
+    plain = socket.socketpair
+
+    def socketpair():
+        pair = []
+        for one in plain():
+            with one:
+                pair.append(socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 1100)))
+        return tuple(pair)
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+
+
+def test_a_parent_with_many_descriptors_is_answered(high_socket_pairs, child):
+    assert child.call("echo", PATIENCE, value=3).result(PATIENCE) == 3
+
+
+def test_whatever_ends_the_reading_ends_the_open_calls(child, monkeypatch):
+    def fail(message):
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(child, "_settle", fail)
+    with pytest.raises(WorkerError, match=r"was not answered: echo .* ended"):
+        child.call("echo", PATIENCE, value=3).result(PATIENCE)
 
 
 def test_errors_late_answers_and_death(child):

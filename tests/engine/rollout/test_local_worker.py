@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -87,3 +88,23 @@ def test_whatever_ends_the_reading_ends_the_process(monkeypatch, sent, code):
         with pytest.raises(SystemExit) as caught:
             Wire(ours).read_until_closed(BrokenService(), os.getppid())
     assert caught.value.code == code
+
+
+class EchoService:
+    def __init__(self, send):
+        self.receive = send
+
+
+def test_a_descriptor_beyond_1023_is_read(many_descriptors, monkeypatch):
+    def leave(code):
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 1100)) as high:
+        theirs.sendall(encode_frame({"id": 1}))
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(SystemExit) as caught:
+            Wire(high).read_until_closed(EchoService(Wire(high).send), os.getppid())
+        assert theirs.recv(100) == encode_frame({"id": 1})
+    assert caught.value.code == 0
