@@ -89,10 +89,22 @@ class DeviceMeshes:
             # a world torn down before this call took its groups along
             if dist.is_initialized() and is_live(group):
                 dist.destroy_process_group(group)
+        for mesh in (self.world, self.fsdp, self.tp):
+            if mesh is not None:
+                release_groups(mesh)
 
 
 # The guide's name for the object that builds the mesh and checks the degrees.
 ParallelHelper = DeviceMeshes
+
+
+def release_groups(mesh: DeviceMesh) -> None:
+    """Let go of a mesh's groups, which live on with their threads and descriptors otherwise.
+
+    torch's caches keep every mesh that tensors were sharded over, and the mesh a table of groups.
+    """
+    root = mesh._get_root_mesh()
+    getattr(root, "_pg_registry", {}).clear()  # only torch.compile reads it
 
 
 def is_live(group: dist.ProcessGroup) -> bool:
@@ -156,7 +168,7 @@ def build_meshes(
             mesh=grid.view(dp * cp, tp),
             mesh_dim_names=(fsdp_axis, tp_axis),
         )
-    else:  # torch's caches keep the parameters' mesh, which would keep the groups' threads alive
+    else:
         parameters = DeviceMesh.from_group(
             fsdp_group, device_type, mesh=grid.flatten(), mesh_dim_names=(fsdp_axis,)
         )

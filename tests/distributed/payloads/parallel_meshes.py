@@ -67,15 +67,19 @@ def build_and_destroy(rank: int, world_size: int) -> tuple[int, int, int, float]
     return before, during, after, float(total)
 
 
-def count_threads_of_builds(rank: int, world_size: int) -> tuple[int, int]:
+def count_threads_of_builds(
+    rank: int, world_size: int, degrees: tuple[int, int, int]
+) -> tuple[int, int]:
     """Threads of this process after one build with a sharded parameter, and after two more."""
     counts = []
     for _ in range(3):
-        meshes = build_meshes(strategy_of(2, 1, 1), "cpu")
-        weight = distribute_tensor(torch.ones(4), meshes.fsdp, [Shard(0)])
-        weight.detach().add_(1.0)  # torch caches how: by the mesh
+        meshes = build_meshes(strategy_of(*degrees), "cpu")
+        for mesh in (meshes.fsdp, meshes.tp):
+            if mesh is not None:
+                weight = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+                weight.detach().add_(1.0)  # torch caches how: by the mesh
         meshes.destroy()
-        del meshes, weight
+        del mesh, meshes, weight
         gc.collect()
         counts.append(len(list(Path("/proc/self/task").iterdir())))
     return counts[0], counts[-1]

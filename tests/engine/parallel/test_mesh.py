@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from fsdpbench.engine.config.parallel import FSDPParallelStrategy
@@ -61,8 +63,11 @@ def test_destroy_releases_own_groups_alone_and_twice_is_harmless():
         assert total == 3.0  # the default group still works
 
 
-def test_parameters_do_not_keep_the_groups_of_a_destroyed_engine():
-    for before, after in run_on_ranks(f"{MESHES}:count_threads_of_builds", 2):
+@pytest.mark.parametrize("degrees", [(2, 1, 1), (2, 1, 2)])
+def test_parameters_do_not_keep_the_groups_of_a_destroyed_engine(degrees):
+    world_size = math.prod(degrees)
+    counts = run_on_ranks(f"{MESHES}:count_threads_of_builds", world_size, degrees=degrees)
+    for before, after in counts:
         assert after == before
 
 
