@@ -9,9 +9,12 @@ call starts new ones.
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import gc
 import importlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -22,10 +25,13 @@ from typing import Any
 
 READY = "ready"
 START_SECONDS = 240  # importing torch and transformers on a machine that is busy
+MAX_DESCRIPTORS = 64  # of an idle worker; a group has about eight
+STACKS_SECONDS = 0.5  # for a worker that does not answer to write where it stands
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, stacks: str) -> None:
     """Run jobs in a worker process until the pipe closes."""
+    faulthandler.register(signal.SIGUSR2, Path(stacks).open("w"))  # noqa: SIM115  # open to the end
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     importlib.import_module("fsdpbench.engine.fsdp_engine")  # with torch and transformers
@@ -75,6 +81,20 @@ def run_job(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if len(list(Path("/proc/self/fd").iterdir())) > MAX_DESCRIPTORS:
+            release_all_groups()
+
+
+def release_all_groups() -> None:
+    """Free the groups of meshes that payloads left behind: their threads take time from all."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from fsdpbench.engine.parallel.mesh import release_groups
+
+    gc.collect()
+    for one in gc.get_objects():
+        if type(one) is DeviceMesh:
+            release_groups(one)
 
 
 class Worker:
@@ -83,14 +103,23 @@ class Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, child = context.Pipe()
-        self.process = context.Process(target=serve, args=(child,), daemon=True)
+        self.stacks = tempfile.NamedTemporaryFile(prefix="fsdpbench-pool-")  # noqa: SIM115
+        arguments = (child, self.stacks.name)
+        self.process = context.Process(target=serve, args=arguments, daemon=True)
         self.process.start()
         child.close()
+
+    def read_stacks(self) -> str:
+        """Return the stacks of a worker that does not answer."""
+        os.kill(self.process.pid, signal.SIGUSR2)
+        time.sleep(STACKS_SECONDS)
+        return self.stacks.read().decode()
 
     def stop(self) -> None:
         self.process.kill()
         self.process.join()
         self.connection.close()
+        self.stacks.close()
 
 
 class WorkerPool:
@@ -155,8 +184,9 @@ class WorkerPool:
                     errors[rank] = value
                     grace_ends = grace_ends or time.monotonic() + 2.0
         if ranks or errors:
-            self._discard(world_size)
             unanswered = sorted(ranks.values())
+            errors |= {rank: self.workers[rank].read_stacks() for rank in unanswered}
+            self._discard(world_size)
             report = "\n".join(f"--- rank {rank}: {text}" for rank, text in sorted(errors.items()))
             message = (
                 f"{target} on {world_size} ranks failed; no answer from {unanswered}\n{report}"
