@@ -17,17 +17,16 @@ from tests.engine.test_fsdp_engine import make_config
 @pytest.mark.parametrize(
     ("mesh", "num_receivers", "changes"),
     [
-        ("t2", 1, {"fsdp": {"offload_params": True}}),
+        ("d2t2", 2, {"fsdp": {"offload_params": True}}),
         ("d2", 1, {"use_lora": True, "lora_rank": 4, "optimizer": {"lr": 1e-2}}),
     ],
-    ids=["offloaded shards", "merged adapters"],
+    ids=["offloaded shards to two", "merged adapters to one"],
 )
 def test_receivers_answer_as_the_trainer_does(tmp_path, mesh, num_receivers, changes):
     config = make_config("tiny-qwen3", mesh, **changes)
     results = run_on_ranks(
         "tests.distributed.payloads.weight_updates:update_twice",
-        2,
-        timeout_seconds=120,
+        4 if mesh == "d2t2" else 2,
         config=config,
         folder=str(tmp_path),
         num_receivers=num_receivers,
