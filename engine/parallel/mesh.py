@@ -103,8 +103,8 @@ def release_groups(mesh: DeviceMesh) -> None:
 
     torch's caches keep every mesh that tensors were sharded over, and the mesh a table of groups.
     """
-    root = mesh._get_root_mesh()
-    getattr(root, "_pg_registry", {}).clear()  # only torch.compile reads it
+    find_root = getattr(mesh, "_get_root_mesh", lambda: mesh)  # private: may be absent one day
+    getattr(find_root(), "_pg_registry", {}).clear()  # only torch.compile reads it
 
 
 def is_live(group: dist.ProcessGroup) -> bool:
