@@ -22,6 +22,8 @@ are known; `SegmentOrder` says how those of successive segments are assumed to l
 a whole branch: one recorded order (qwen3-1.7b, c2, 32,768 tokens, checkpointing) peaks in the first
 backward at 27,732 MiB with ascending segments, at 32,288 with descending ones and at 27,732 or
 32,480 with random ones; an H200 had 32,384. Two orders that differ say how far a peak hangs on it.
+On an H200 (torch 2.11) successive segments of 20 MiB and more fell, those of 2 MiB did not; random
+requests of few sizes then ended elsewhere in three of four orders, of many sizes in none of twelve.
 """
 
 from __future__ import annotations
