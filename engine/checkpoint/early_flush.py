@@ -10,11 +10,9 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 POLL_SECONDS = 0.1
-NUM_THREADS = 4
 
 
 @contextlib.contextmanager
@@ -34,13 +32,16 @@ def flushing_early(folder: Path, prefix: str) -> Iterator[None]:
 
 
 def _follow(folder: Path, prefix: str, over: threading.Event) -> None:
-    flushes: dict[Path, Future[None]] = {}
-    with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="early_flush") as pool:
-        while not over.wait(POLL_SECONDS):
+    # no pool: it would take no work while the interpreter waits at its exit for a background save
+    flushes: dict[Path, threading.Thread] = {}
+    while not over.wait(POLL_SECONDS):
+        with contextlib.suppress(OSError):  # the folder cannot be listed
             for file in folder.glob(f"{prefix}*"):
-                if file not in flushes or flushes[file].done():
-                    flushes[file] = pool.submit(_flush, file)
-        pool.shutdown(cancel_futures=True)
+                if file not in flushes or not flushes[file].is_alive():
+                    flushes[file] = threading.Thread(target=_flush, args=(file,), daemon=True)
+                    flushes[file].start()
+    for flush in flushes.values():
+        flush.join()
 
 
 def _flush(file: Path) -> None:

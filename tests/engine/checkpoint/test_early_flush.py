@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -65,3 +67,28 @@ def test_faults_are_left_to_the_writer(tmp_path, monkeypatch, place):
 def test_errors_of_the_block_pass(tmp_path):
     with pytest.raises(ValueError, match="of the block"), flushing_early(tmp_path, "__0_"):
         raise ValueError("of the block")
+
+
+AT_EXIT = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from fsdpbench.engine.checkpoint import early_flush
+
+
+def save():
+    with early_flush.flushing_early(Path(sys.argv[1]), "__0_"):
+        time.sleep(0.3)
+
+
+early_flush.POLL_SECONDS = 0.01
+ThreadPoolExecutor(1).submit(save)
+"""
+
+
+def test_a_save_that_outlasts_the_program_is_quiet(tmp_path):
+    (tmp_path / "__0_0.distcp").write_bytes(b"values")
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
