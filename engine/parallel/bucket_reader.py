@@ -101,6 +101,7 @@ class Stage:
     """One host buffer, and the event after which nothing on the device reads it any more."""
 
     def __init__(self, num_bytes: int, device: Device) -> None:
+        self.device = device
         pinned = device.is_asynchronous
         self.memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
         self._free = device.event()

@@ -51,8 +51,12 @@ class OffDevice:
             if len(self._pending) >= MAX_PIECES:
                 self._pending.popleft().result()
             piece = values[start : start + PIECE_BYTES]
-            stage = None if piece.device.type == "cpu" else self._copy(piece)
-            self._pending.append(self._pool.submit(_hand_over, piece, stage, take_from(start)))
+            if piece.device.type == "cpu":
+                future = self._pool.submit(take_from(start), piece)
+            else:  # the threads do not see the piece, so that its memory is free for the next one
+                stage = self._copy(piece)
+                future = self._pool.submit(_hand_over, stage, piece.numel(), take_from(start))
+            self._pending.append(future)
 
     def finish(self) -> None:
         """Return when all pieces are taken, or raise what one has raised."""
@@ -89,9 +93,7 @@ class OffDevice:
         return stage
 
 
-def _hand_over(piece: torch.Tensor, stage: Stage | None, take: Take) -> None:
-    if stage is None:
-        take(piece)
-        return
+def _hand_over(stage: Stage, num_bytes: int, take: Take) -> None:
+    stage.device.make_current()  # a new thread is on device 0 and would make a context there
     stage.wait_until_free()  # filled, that is
-    take(stage.memory[: piece.numel()])
+    take(stage.memory[:num_bytes])

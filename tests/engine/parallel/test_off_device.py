@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,28 @@ def test_bytes_arrive_from_a_device(dtype):
     expected = [tensor.cpu() for tensor in tensors]
     for tensor, copy in zip(expected, copy_all(tensors), strict=True):
         assert torch.equal(tensor, copy)
+
+
+@pytest.mark.gpu
+def test_what_waits_holds_no_device_memory():
+    go = threading.Event()
+    before = torch.cuda.memory_allocated()
+    with OffDevice() as pieces:
+        pieces.submit(torch.zeros(16, device="cuda"), lambda start: lambda piece: go.wait(10))
+        assert torch.cuda.memory_allocated() <= before
+        go.set()
+        pieces.finish()
+
+
+def test_a_thread_is_on_the_device_before_it_waits():
+    said = []
+    stage = SimpleNamespace(
+        device=SimpleNamespace(make_current=lambda: said.append("current")),
+        wait_until_free=lambda: said.append("wait"),
+        memory=torch.zeros(8, dtype=torch.uint8),
+    )
+    off_device._hand_over(stage, 4, lambda piece: said.append(piece.numel()))
+    assert said == ["current", "wait", 4]
 
 
 def test_no_more_than_the_allowed_pieces_wait():
