@@ -55,7 +55,10 @@ def _write_weights(folder: Path, dtype: torch.dtype) -> None:
     shapes = {name: parameter.shape for name, parameter in backbone.named_parameters()}
     file_of = plan_weight_files(shapes, dtype)
     writer = ShardWriter(folder, file_of, shapes, dtype)
-    for name, shape in shapes.items():
-        writer.add(name, source.read(name, shape, plan_region(shape, ())).to(dtype))
-    writer.finish()
+    try:
+        for name, shape in shapes.items():
+            writer.add(name, source.read(name, shape, plan_region(shape, ())).to(dtype))
+        writer.finish()
+    finally:
+        writer.abandon()
     write_index(folder, file_of, shapes, dtype)

@@ -150,6 +150,8 @@ class ShardWriter:
         """Return when all files are complete; durable ones are on the disk then."""
         try:
             self._pieces.finish()
+            complete = self.file_bytes.keys() == self.names_in.keys() and not self._open
+            assert complete, "too few tensors were added"
             for sync in self._syncs:
                 sync.result()
         finally:
@@ -166,14 +168,14 @@ class ShardWriter:
     def _begin(self, file: str) -> None:
         names = self.names_in[file]
         header = build_header(names, self.shapes, self.dtype)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        self._open[file] = os.open(self.folder / file, flags, 0o666)
-        write_all(self._open[file], memoryview(header), 0)
-        end = self.file_bytes[file] = len(header)
+        end = len(header)
         for name in names:
             self._offsets[name] = end
             end += self.shapes[name].numel() * self.dtype.itemsize
-        self._left[file] = end - len(header)
+        self.file_bytes[file], self._left[file] = 0, end
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._open[file] = os.open(self.folder / file, flags, 0o666)
+        self._write(file, 0, torch.frombuffer(bytearray(header), dtype=torch.uint8))
 
     def _write(self, file: str, offset: int, piece: torch.Tensor) -> None:
         size = piece.numel()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,3 +47,15 @@ def test_bare_presets_hold_a_configuration_alone(cache):
     folder = prepare_preset("llama3-70b", with_weights=False)
     assert [path.name for path in folder.iterdir()] == ["config.json"]
     assert read_model_facts(str(folder)) == read_model_facts("llama3-70b")
+
+
+def test_a_failed_write_leaves_no_file_open(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_preset("tiny-qwen3", tmp_path / "preset", with_weights=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    still_open = [entry.resolve() for entry in Path("/proc/self/fd").iterdir()]
+    assert not [file for file in still_open if file.is_relative_to(tmp_path)]

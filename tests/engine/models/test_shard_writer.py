@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from itertools import pairwise
 
@@ -122,6 +123,29 @@ def test_a_writer_takes_its_own_files_only(tmp_path):
     writer.add("c", torch.zeros(9))
     writer.finish()
     assert [file.name for file in tmp_path.iterdir()] == [plan["c"]]
+
+
+def test_a_file_of_empty_tensors_is_on_the_disk(tmp_path, monkeypatch):
+    empty = {"a": torch.Size([0, 4]), "b": torch.Size([0])}
+    flushed, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(fsync(descriptor)))
+    writer = ShardWriter(tmp_path, plan_weight_files(empty, torch.float32), empty, torch.float32)
+    for name, shape in empty.items():
+        writer.add(name, torch.zeros(shape))
+    writer.finish()
+    assert len(flushed) == 1
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in loaded.items()} == empty
+
+
+@pytest.mark.parametrize("added", [[], ["a"], ["a", "b"]])
+def test_a_file_with_gaps_is_no_success(tmp_path, added):
+    plan = plan_weight_files(SHAPES, torch.float32, max_file_bytes=28)
+    writer = ShardWriter(tmp_path, plan, SHAPES, torch.float32)
+    for name in added:
+        writer.add(name, torch.zeros(SHAPES[name]))
+    with pytest.raises(AssertionError, match="too few"):
+        writer.finish()
 
 
 def test_a_failed_write_comes_out_at_the_end(tmp_path):
