@@ -18,7 +18,7 @@ from fsdpbench.engine.launch import join_process_group, leave_process_group
 from fsdpbench.engine.parallel.agreement import Agreement
 from fsdpbench.engine.parallel.mesh import DeviceMeshes, build_meshes
 from fsdpbench.engine.setup import check_same_strategy, settle_strategy
-from fsdpbench.engine.tracing.tracer import build_tracer
+from fsdpbench.engine.tracing.tracer import Tracer, build_tracer
 from fsdpbench.errors import FsdpbenchError
 
 
@@ -51,6 +51,17 @@ class RankedEngine:
         assert strategy is not None  # settled just now
         self._meshes = build_meshes(strategy, device.type)
         self.tracer = build_tracer(self._trace_config, dist.get_rank(), device)
+
+    def use_meshes(self, device: Device, meshes: DeviceMeshes, tracer: Tracer) -> None:
+        """Stand at a ready place among the ranks, in place of `create_process_group`. Local.
+
+        The caller made the default process group and ends it; `leave_groups` gives the meshes back.
+        """
+        if self._meshes is not None:
+            raise FsdpbenchError("use_meshes: this engine has its groups; call destroy() first")
+        strategy = meshes.strategy
+        self.config = settle_strategy(self.config, strategy, meshes.world_size)
+        self._device, self._meshes, self.tracer = device, meshes, tracer
 
     def leave_groups(self) -> None:
         """Give memory and groups back; safe to call twice. Collective over: the world."""

@@ -154,10 +154,12 @@ def check_same_batch(
     for name in sorted(batch):
         values = batch[name].contiguous().flatten().view(torch.uint8).numpy().tobytes()
         digest = zlib.crc32(values, zlib.crc32(f"{name}{list(batch[name].shape)}".encode(), digest))
-    largest = torch.full((2, num_replicas), -(1 << 32))
+    unheard = -(1 << 32)  # of a replica that no rank of the group spoke for
+    largest = torch.full((2, num_replicas), unheard)
     largest[0, replica], largest[1, replica] = digest, -digest
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    differing = (largest[0] != -largest[1]).nonzero().flatten().tolist()
+    differs = (largest[0] != -largest[1]) & (largest[0] != unheard)
+    differing = differs.nonzero().flatten().tolist()
     if differing:
         found = (
             f"differs between the ranks of data-parallel index {list_names(map(str, differing))}"

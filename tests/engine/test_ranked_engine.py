@@ -34,6 +34,17 @@ def test_a_lone_process_is_its_own_head(engine):
         _ = engine.meshes
 
 
+def test_a_ready_place_is_taken_as_it_is(engine):
+    engine.create_process_group()
+    guest = RankedEngine(TrainEngineConfig(path="tiny-llama"))
+    guest.use_meshes(engine.device, engine.meshes, engine.tracer)
+    assert guest.meshes is engine.meshes
+    assert guest.config.backend == "fsdp:d1c1t1"
+    guest.create_process_group()  # it has its groups
+    with pytest.raises(FsdpbenchError, match="use_meshes"):
+        guest.use_meshes(engine.device, engine.meshes, engine.tracer)
+
+
 def test_tracing_that_is_off_writes_nothing(engine, tmp_path):
     assert engine.save_perf_tracer() is None
     engine.config_perf_tracer(PerfTracerConfig(enabled=True, output_dir=str(tmp_path)))
