@@ -24,6 +24,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fsdpbench.bench.predict.accumulation import plan_accumulation
 from fsdpbench.bench.predict.events import MemoryEvent
 from fsdpbench.bench.predict.fake_mode import WRAPPERS
 from fsdpbench.bench.predict.simulated_device import current_stream
@@ -177,6 +178,9 @@ class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operator = func._schema.name
         if self.architecture is not None and operator in MATMULS:
             self._open_cublas(args[0])
+        accumulated = plan_accumulation(func, args)
+        if accumulated is not None:
+            func, args = torch.ops.aten.add_.Tensor, accumulated
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):

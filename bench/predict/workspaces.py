@@ -14,9 +14,9 @@ from fsdpbench.units import MIB
 Architecture = Literal["sm80", "sm90"]
 """Generations of GPUs whose kernels are known: A100 and its kind, H100 and H200."""
 
-# torch 2.11, aten/src/ATen/cuda/CUDABlas.cpp, getChosenWorkspaceSize: 4096 x 8 KiB on Hopper, else
-# 4096 x 2 KiB x 2 + 16 x 8 KiB x 1; one a cuBLAS handle and stream, and each thread has a handle.
-CUBLAS_BYTES: dict[Architecture, int] = {"sm90": 32 * MIB, "sm80": 8519680}
+# torch's test/test_cuda.py, test_cublas_workspace_explicit_allocation: 4096 x 8 KiB on Hopper, else
+# 4096 x 2 KiB + 16 x 8 KiB. One a cuBLAS handle and stream, and each thread has a handle.
+CUBLAS_BYTES: dict[Architecture, int] = {"sm90": 32 * MIB, "sm80": 8 * MIB + 128 * 1024}
 MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 
@@ -28,7 +28,7 @@ def round_up(number: int, multiple: int) -> int:
 def plan_varlen_backward(arguments: Sequence[Any]) -> list[int]:
     """Size the buffers of FlashAttention 2's packed backward.
 
-    torch 2.11, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_varlen_bwd:
+    flash_attn/flash_api.cpp, mha_varlen_bwd, of flash-attention 2 and in torch's copy of it:
     softmax_d [H, T + 128 B] and dq_accum [T + 128 B, H, D rounded to 32] in fp32; with fewer
     key/value heads dk_expanded and dv_expanded [T_k, H, D] in the inputs' type.
     """
@@ -44,8 +44,8 @@ def plan_varlen_backward(arguments: Sequence[Any]) -> list[int]:
 def plan_embedding_backward(arguments: Sequence[Any]) -> list[int]:
     """Size the buffers of the sorted embedding gradient, above 3072 tokens.
 
-    torch 2.11, aten/src/ATen/native/cuda/Embedding.cu: sorted and original indices, their sort
-    buffers, and partial sums in fp32 (EmbeddingBackwardKernel.cu), roughly one row a token.
+    An estimate, not read off the kernel: sorted and original indices, their sort buffers, and
+    partial sums in fp32, one row a token at most.
     """
     gradient, indices = arguments[0], arguments[1]
     tokens = indices.numel()

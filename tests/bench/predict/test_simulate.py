@@ -5,6 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.bench.predict.simulate import (
+    AUTO_NOTE,
+    CHUNKS_NOTE,
+    LOAD_NOTE,
+    list_differences,
+)
+from fsdpbench.engine.config.train import TrainEngineConfig
 from tests.distributed.pool import run_on_ranks
 
 ROOT = Path(__file__).parents[3]
@@ -13,7 +20,7 @@ WORKLOAD = {"sequence_lengths": [256, 256], "steps": 2, "warmup_steps": 0}
 CONFIG = {"path": "tiny-llama", "init_from_scratch": True, "optimizer": {}}
 # On the CPU host tensors count as device memory: norm weights as made, the batch and its masks.
 HOST_BYTES = 10 * 1024
-# gloo's thread lets go of what it sent when it comes to it: a few hidden states of half the row
+# gloo's thread seems to let go of what it sent late: a few hidden states of half the row
 GLOO_BYTES = 3 * (512 // 2 * 128 * 4)
 
 REAL = {
@@ -96,6 +103,19 @@ def test_offloaded_weights_and_states_are_no_device_memory(answers):
 def test_what_was_simulated_otherwise_is_said(answers):
     assert "buffers of reading" in answers["offload"]["notes"][0]
     assert answers["wide"]["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"init_from_scratch": False}, [LOAD_NOTE]),
+        ({"attn_impl": "auto"}, [AUTO_NOTE]),
+        ({"optimizer": {"type": "adam_bf16"}}, [CHUNKS_NOTE]),
+    ],
+)
+def test_differences_are_listed(changes, expected):
+    assert list_differences(TrainEngineConfig(**{**CONFIG, **changes})) == expected
 
 
 def test_a_kernel_of_other_memory_is_refused(answers):
